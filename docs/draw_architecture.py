@@ -2,7 +2,7 @@
 
 A room is a folder or a flat module of the package. An arrow is an import between rooms. A room stands one floor above
 the highest room that it imports, so every arrow runs downward; rooms that import each other have no floor, and the
-script says which they are. Drawn are the arrows that no way over other rooms implies, and one for all those of the ways
+script names them. It draws each arrow that no way over other rooms implies, and one arrow for all imports of the ways
 in, which lead everywhere. The picture carries the list of all arrows, and a test compares the file with today's.
 """
 
@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "deep_gemm"
 PICTURE = Path(__file__).with_name("architecture.svg")
 FRONT = "__init__"
 PATHS = ("distributed", "errors", "jit_kernels", "utils")
-"""Public import paths that only name what lies elsewhere: no rooms."""
+"""Public import paths that only name things that other rooms hold; they are no rooms."""
 
 Arrows = dict[str, set[str]]
 """The rooms that each room imports."""
@@ -77,7 +77,7 @@ def room_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
-    """What a source file imports, as parts of absolute names, wherever in the file it does so."""
+    """Give all imports of a source file, wherever they stand in it, as parts of absolute names."""
     package = (PACKAGE.name, *path.relative_to(PACKAGE).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -20,7 +20,7 @@ class Rows:
     count: int
     kind: int | str
     layout: str = ""
-    """What the layout says of them."""
+    """The layout's number for these rows."""
 
 
 IDS = [

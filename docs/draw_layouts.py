@@ -45,7 +45,7 @@ def svg() -> str:
 
 
 def _in_memory(sf: torch.Tensor) -> list[tuple[str, int | None]]:
-    """What lies at each place of memory from the first scale to the last: its name and block, or nothing."""
+    """Give each place of memory from the first scale to the last: the scale's name and block, or nothing."""
     at: dict[int, tuple[str, int | None]] = {}
     for row in range(ROWS):
         for block in range(BLOCKS):

@@ -123,7 +123,7 @@ def every_product(report: Report) -> list[str]:
 
 
 def largest_gap(report: Report, kind: str, contender: str) -> str:
-    """The largest gap up to which nothing is lost; a sign says that no gap was tried that is larger."""
+    """Give the largest gap up to which nothing is lost; a sign says that no larger gap was tried."""
     lost = {row.shape[0]: row.error for row in report.rows if (row.kind, row.contender) == (kind, contender)}
     gaps = sorted(gap for gap, share in lost.items() if share is not None)
     kept = []

@@ -1,6 +1,6 @@
 """Speed beside DeepGEMM, product by product, on both GPUs: python docs/draw_peers.py docs/peers.png
 
-The times are those of lab/bench/peers.json.
+The times come from lab/bench/peers.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the GPUs of a node do in one call of `deep_gemm.distributed.Experts`, by collectives and by peer memory.
+"""Draws one call of `deep_gemm.distributed.Experts` on the GPUs of a node, by collectives and by peer memory.
 
 python docs/draw_timeline.py --record FILE   with several GPUs: the kernels of a call, as torch's profiler saw them
 python docs/draw_timeline.py docs/experts_timeline.png   the picture of the newest record in benchmarks/results
@@ -100,7 +100,7 @@ def _kernels(call: Callable[[], Any]) -> list[Kernel]:
 
 
 def behind_all_reduce(kernels: list[Kernel]) -> list[Kernel]:
-    """Those of the call itself, from its first on."""
+    """Keep the kernels of the call itself, behind the last all-reduce; times count from the first of them."""
     begin = max((i + 1 for i, (name, _, _) in enumerate(kernels) if "AllReduce" in name), default=0)
     first = kernels[begin][1]
     return [(name, at - first, duration) for name, at, duration in kernels[begin:]]

@@ -1,4 +1,4 @@
-"""Draws docs/training.svg, what the three products of a linear layer multiply:  python docs/draw_training.py"""
+"""Draws docs/training.svg, the operands of a linear layer's three products:  python docs/draw_training.py"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PRODUCTS = (
 
 
 def svg() -> str:
-    """The picture: a row for each product, both operands as they lie, contiguous along what is summed up."""
+    """Draw a row for each product: both operands as they lie, contiguous along the dimension that is summed up."""
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',

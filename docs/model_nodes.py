@@ -1,9 +1,9 @@
 """What experts across nodes would take, by what one node was measured to take: python docs/model_nodes.py
 
-It writes the tables of "Beyond a node" in experts_across_gpus.md. Times of collectives are those of
-benchmarks/collectives-h200x4-2026-11-22.json. Lines are fitted to those with hidden = 4096, and judged by those with
-7168. The rate of products, and the layer beside which one node is judged, are those of the newest file of the most H200
-among benchmarks/results/distributed-*.json.
+It writes the tables of "Beyond a node" in experts_across_gpus.md. Times of collectives come from
+benchmarks/collectives-h200x4-2026-11-22.json. Lines are fitted to the times with hidden = 4096, and judged by the times
+with 7168. The rate of products, and the layer beside which one node is judged, come from the newest file of the most
+H200 among benchmarks/results/distributed-*.json.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOKENS = (128, 4096)
 DRAM_TB_S = 4.2
 """Of an H200: cold copies."""
 TILE_ROWS = 64
-"""Rows of an expert are multiplied so many at a time."""
+"""Rows of an expert that are multiplied at a time."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Line:
     gb_s: float
 
     def us(self, num_bytes: float) -> float:
-        """Microseconds for so many bytes."""
+        """Give the microseconds that this number of bytes takes."""
         return self.start_us + num_bytes / self.gb_s / 1e3
 
     @classmethod
@@ -56,12 +56,12 @@ class Line:
 
 
 NETWORK = Line(start_us=20.0, gb_s=40.0)
-"""Assumed: what a message takes besides its bytes; 400 Gbit/s for each GPU, of which 80% arrive."""
+"""Assumed: the time of a message besides its bytes; 80% of 400 Gbit/s for each GPU."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A mixture, all of whose experts are as likely."""
+    """A mixture in which every expert is equally likely."""
 
     hidden: int
     intermediate: int
@@ -88,7 +88,7 @@ LAYER = Layer(7168, 3072, 384, 6)
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of a token that one GPU sends: over NVLink, those that it forwards too, and over the network."""
+    """Copies of a token that one GPU sends: over NVLink, forwarded ones included, and over the network."""
 
     within: float
     beyond: float
@@ -101,7 +101,7 @@ def copies_to_ranks(layer: Layer, nodes: int, gpus: int = GPUS_OF_A_NODE) -> Cop
 
 
 def copies_to_nodes(layer: Layer, nodes: int) -> Copies:
-    """One copy for each node; the GPU that gets it forwards it to those of its node that want it."""
+    """Send one copy to each node; the GPU that gets it forwards it to the GPUs of its node that want it."""
     ranks = nodes * GPUS_OF_A_NODE
     beyond = layer.wants(nodes) * (nodes - 1) if nodes > 1 else 0.0
     forwarded = layer.wants(ranks) * (nodes - 1) * (GPUS_OF_A_NODE - 1)
@@ -159,14 +159,14 @@ def experts_here(layer: Layer, ranks: int) -> float:
 
 
 def in_whole_tiles(rows: float) -> float:
-    """Rows of an expert with those that its last tile multiplies in vain, if chance gives it `rows` on average."""
+    """Give the mean of an expert's rows in whole tiles, if chance gives it `rows` on average."""
     most = int(rows + 8 * math.sqrt(rows)) + 2
     logs = [x * math.log(rows) - rows - math.lgamma(x + 1) for x in range(most)]
     return sum(math.exp(log) * math.ceil(x / TILE_ROWS) * TILE_ROWS for x, log in enumerate(logs))
 
 
 def in_vain(layer: Layer, ranks: int, tokens: int) -> float:
-    """Give what is multiplied over what has to be."""
+    """Give the number of rows that tiles multiply over the number of rows that experts have."""
     rows = tokens * layer.topk / experts_here(layer, ranks)
     return in_whole_tiles(rows) / rows
 
@@ -190,7 +190,7 @@ def products_us(layer: Layer, ranks: int, tokens: int, tflops: float) -> float:
 
 
 def points(rows: Iterable[dict[str, Any]], hidden: int) -> Iterator[tuple[float, float]]:
-    """Bytes that a rank sent to others, and what the collective took: ways there and back of rows for each rank."""
+    """Yield the bytes that a rank sent to others and the collective's time: rows for each rank, there and back."""
     for row in rows:
         if row.get("rows") == "dedup" and row["hidden"] == hidden:
             sent = row["sent_rows"] * (MEASURED_GPUS - 1) / MEASURED_GPUS  # one of four stays
@@ -199,12 +199,12 @@ def points(rows: Iterable[dict[str, Any]], hidden: int) -> Iterator[tuple[float,
 
 
 def copies_to_a_peer(rows: Iterable[dict[str, Any]]) -> Line:
-    """Fit what a copy through symmetric memory took, by its bytes."""
+    """Fit the time of a copy through symmetric memory to its bytes."""
     return Line.fit([(row["bytes"], row["us"]) for row in rows if "copy to the next" in row["what"]])
 
 
 def error_of(line: Line, judged: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Mean and largest ratio between the line and what was measured."""
+    """Give the mean and the largest ratio between the line and the measured times."""
     ratios = [max(line.us(x) / us, us / line.us(x)) for x, us in judged]
     return math.exp(sum(map(math.log, ratios)) / len(ratios)), max(ratios)
 
@@ -276,7 +276,7 @@ def overlapped_us(ways: float, products: float, within: Line) -> float:
 
 
 def judged(layer: Layer, within: Line, tflops: float) -> Iterator[tuple[float, ...]]:
-    """One node by tokens: products, what they took, ways, all in a row, overlapped, and what peer memory took."""
+    """Yield one node by tokens: products, their measured time, ways, in a row, overlapped, measured by peer memory."""
     gpus, fused = gpus_of(LAYERS), measured_us(layer, "fused")
     for tokens, alone in sorted(measured_us(layer, "product_alone").items()):
         products = products_us(layer, gpus, tokens, tflops)

@@ -99,7 +99,7 @@ def linked(text: str) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Shows examples as code, numbers for constants, and what a decorated product gives to its caller."""
+    """Shows examples as code, numbers for constants, and the result that a decorated product gives its caller."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Link other functions, and fence the lines that begin with >>>, which Markdown takes for quotations."""
@@ -109,7 +109,7 @@ class Docstrings(griffe.Extension):
     def on_function(self, *, func: griffe.Function, loader: griffe.GriffeLoader, **_: Any) -> None:
         """Show numbers for constants, and the decorator's result for a product's: a request that it then runs.
 
-        What is `like` another function has its parameters, but for the defaults that are given.
+        A function that is `like` another has that one's parameters, except for the defaults that are given.
         """
         for decorator in func.decorators:
             if decorator.callable_path == "deep_gemm.compat.forms.like":

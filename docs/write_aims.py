@@ -1,11 +1,11 @@
-"""What each kind of product aims at, beside what was measured.
+"""Writes docs/aims.md: the aims of each kind of product, beside the measured times.
 
     cd benchmarks/results
     python ../../docs/write_aims.py dense.json dense-h100.json sustained.json [fine_dense.json ...] > ../../docs/aims.md
 
-Judged shapes are those of two result files of `bench dense`, one for each GPU. Other times of one call are those of the
-peers' sessions (lab/bench/peers.json), in which DeepGEMM and cuBLASLt were measured beside this package.
-Sustained times are those of a result file of `bench dense --sustained`, those of finer scales of files of
+Judged shapes come from two result files of `bench dense`, one for each GPU. Other times of one call come from the
+peers' sessions (lab/bench/peers.json), which measured DeepGEMM and cuBLASLt beside this package.
+Sustained times come from a result file of `bench dense --sustained`, and times of finer scales from files of
 `bench fine_dense`, one for each GPU that ran it.
 """
 
@@ -46,11 +46,11 @@ class Products:
         return self._ratios(choice, lambda each: each.to_deepgemm)
 
     def to_fast(self, choice: Choice) -> Ratios:
-        """Our times over those of cuBLASLt's fast product."""
+        """Our times over the times of cuBLASLt's fast product."""
         return self._ratios(choice, lambda each: each.to_fast)
 
     def to_blockwise(self, choice: Choice) -> Ratios:
-        """Our times over those of cuBLASLt's product with scales by block."""
+        """Our times over the times of cuBLASLt's product with scales by block."""
 
         def ratio(each: Comparison) -> float | None:
             other = self.others.get(("cublaslt_blockwise", each.row.shape))
@@ -59,7 +59,7 @@ class Products:
         return self._ratios(choice, ratio)
 
     def to_floor(self, choice: Choice) -> Ratios:
-        """Our times over the floor, which is that of an H200."""
+        """Our times over the floor, which holds for an H200."""
         return self._ratios(choice, lambda each: 1 / each.row.fraction_of_floor if each.row.fraction_of_floor else None)
 
     def tflops(self) -> Ratios:
@@ -72,7 +72,7 @@ class Products:
 
 
 class Table:
-    """Lines of a Markdown table: a figure, its aim, and what each GPU reached. Aims are set for the H200."""
+    """Lines of a Markdown table: a figure, its aim, and each GPU's value. Aims are set for the H200."""
 
     def __init__(self) -> None:
         self.lines = ["| our time over that of | aim | H200 | H100 |", "|---|---|---|---|"]
@@ -104,7 +104,7 @@ class Table:
 
 
 def judged(table: Table, h200: Report, h100: Report) -> None:
-    """Shapes that nothing was tuned to, and those of the peers' sessions, in one run on each GPU."""
+    """Add shapes that nothing was tuned to, and shapes of the peers' sessions, in one run on each GPU."""
     new = [Products(report, "dense", is_judged=True) for report in (h200, h100)]
     known = [Products(report, "dense") for report in (h200, h100)]
     parts: tuple[tuple[str, float, Choice], ...] = (
@@ -177,7 +177,7 @@ def grouped(table: Table, h200: Report, h100: Report) -> None:
 
 
 def no_aims(h200: Report, h100: Report, sustained: Report, name: str) -> list[str]:
-    """Say which aims were given up, since neither a kernel nor a choice is what is missing."""
+    """Say which aims were given up, since neither another kernel nor another choice would reach them."""
 
     def span(*found: Ratios) -> str:
         ratios = [ratio for every in found for ratio, _ in every]

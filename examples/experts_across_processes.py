@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 2 examples/experts_across_processes.py
 
-Prints how far each process's rows are from those of one process, in 10 seconds on two cores. Any number of processes
+Prints how far each process's rows are from one process's rows, in 10 seconds on two cores. Any number of processes
 will do. Each takes a GPU if there are enough, and NCCL carries the rows; otherwise Gloo carries tensors of the CPU.
 """
 

@@ -50,7 +50,7 @@ def main(model: str = MODEL) -> None:
     vllm = import_module("vllm")
     llm = vllm.LLM(model=model, max_model_len=2048)
     asked = vllm.SamplingParams(temperature=0, max_tokens=32)
-    llm.generate(PROMPTS, asked, use_tqdm=False)  # compiles what is not compiled yet
+    llm.generate(PROMPTS, asked, use_tqdm=False)  # compiles kernels not compiled yet
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
         answers = llm.generate(PROMPTS, asked, use_tqdm=False)
     for prompt, answer in zip(PROMPTS, answers, strict=True):

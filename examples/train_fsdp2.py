@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 examples/train_fsdp2.py
 
-Master weights and sums of gradients are FP32. What is gathered for a block is BF16, and is cast to FP8 for products.
+Master weights and sums of gradients are FP32. A block's weights are gathered in BF16, and cast to FP8 for products.
 
-Prints what was converted, the mean loss of each ten steps of both, and that of the trained weights in a BF16 model,
-which loads them by their names, in 15 seconds on two cores. Each rank takes a GPU if there are enough; otherwise they
+Prints the converted layers, the mean loss of each ten steps of both, and the loss of a BF16 model that loads the
+trained weights by their names, in 15 seconds on two cores. Each rank takes a GPU if there are enough; otherwise they
 share the CPU.
 """
 

@@ -64,7 +64,7 @@ class Bf16Experts(nn.Module):
         self.w1, self.w2 = like.w1, like.w2
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """Sort routes by expert, compute the rows of all, and add up those of each token."""
+        """Sort routes by expert, compute the rows of all, and add up each token's rows."""
         x, w1, w2 = (each.to(torch.bfloat16) for each in (x, self.w1, self.w2))
         expert, route = topk_ids.flatten().sort(stable=True)
         ends = torch.searchsorted(expert, torch.arange(len(w1), device=x.device), right=True).int()
@@ -161,7 +161,7 @@ def train(
 ) -> list[float]:
     """Train and give the loss of each step. `change` may alter the model before the first.
 
-    `hear_ms` is told the mean time of a step, those at the beginning left out, in which kernels are compiled.
+    `hear_ms` is told the mean time of a step, without the first steps, which compile kernels.
     """
     torch.manual_seed(seed)
     model = Transformer(size, linear, experts).to(device)
@@ -208,13 +208,13 @@ def train_bf16(size: Size, **how: object) -> list[float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two curves, and what they say."""
+    """Two curves of losses, and the judgement on them."""
 
     size: Size
     bf16: list[float]
     fp8: list[float]
     best: float
-    """The loss of who knows the chain."""
+    """The loss of a model that knows the chain."""
 
     @property
     def finals(self) -> tuple[float, float]:
@@ -223,12 +223,12 @@ class Comparison:
 
     @property
     def apart(self) -> float:
-        """Say how far the final losses lie apart, as a part of what BF16 has learned."""
+        """Say how far the final losses lie apart, as a part of the fall from a guess's loss to BF16's."""
         bf16, fp8 = self.finals
         return abs(fp8 - bf16) / (math.log(self.size.vocabulary) - bf16)
 
     def why_not(self) -> str | None:
-        """Say what is wrong with the curves; None if nothing is."""
+        """Say why the curves are wrong; None if they are right."""
         guess, (bf16, fp8) = math.log(self.size.vocabulary), self.finals
         if not bf16 - self.best < (guess - self.best) / 4:
             return f"BF16 learned too little to compare with: {bf16:.3f}, a guess has {guess:.3f}, best {self.best:.3f}"
