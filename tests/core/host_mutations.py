@@ -463,7 +463,7 @@ SWAPS: list[tuple[str, ...]] = [
     (ROUTE_ROWS, '"first": p.first', '"first": 0', ROUTES),
     (ROUTE_ROWS, '"num_experts": p.num_experts', '"num_experts": p.num_experts - 1', ROUTES),
     (ROUTE_ROWS, '"of_parts": of_parts', '"of_parts": p.rows.ids', "routes by parts"),
-    (ROUTE_ROWS, '"kPart": PART', '"kPart": PART // 2', "routes by parts"),
+    (ROUTE_ROWS, "    part = PART", "    part = PART // 2", "routes by parts"),
     (ROUTE_ROWS, "ceil_div(num_routes, PART)", "num_routes // PART", ROUTES),
     (ROUTE_ROWS, "if num_experts <= most", "if num_experts <= 2 * most", ROUTES),
     (GATHER, '"y": y,', '"y": out,', SUMS),
