@@ -24,7 +24,7 @@ FEW_UNITS = 5e-6
 
 @dataclass(frozen=True)
 class SoftmaxTrial(Trial):
-    """A piece of logits, a block of small ones, one of -inf and a large one, and tokens that are in it, before it and behind it."""
+    """A piece of logits, a block of small ones, one of -inf, a large one; tokens in it, before and behind it."""
 
     kernel = softmax_piece.KERNEL
     config: SoftmaxConfig
