@@ -29,17 +29,18 @@ constexpr uint32_t kHeld = 16;  // logits of a lane
 constexpr uint32_t kLanes = kBlock / kHeld;
 constexpr uint32_t kChunk = kNumThreads * kHeld;
 constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f, kLeast = -3.402823466e38f;
+constexpr uint32_t kMinusInfinity = 0xff800000;  // of FP32
 
 DEVICE float exp_of(float x) { return ptx::ex2_approx(ptx::mul_rn(x, kLog2OfE)); }
 
 // The column of a lane's logit beside its first.
 DEVICE uint32_t column_of(uint32_t i) { return i / 4 * (4 * kLanes) + i % 4; }
 
-// log(sum(exp)) of a block, in each of its lanes.
+// log(sum(exp)) of a block, in each of its lanes: -inf if all of its logits are. What is subtracted is finite then.
 DEVICE float sum_of_block(const float (&x)[kHeld]) {
-  float most = x[0];
+  float most = kLeast;
 #pragma unroll
-  for (uint32_t i = 1; i < kHeld; ++i) most = ptx::max_f32(most, x[i]);
+  for (uint32_t i = 0; i < kHeld; ++i) most = ptx::max_f32(most, x[i]);
   for (uint32_t bits = 1; bits < kLanes; bits *= 2) most = ptx::max_f32(most, ptx::shfl_xor_sync(most, bits));
   float sum = 0;
 #pragma unroll
@@ -65,7 +66,8 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
     float x[kHeld];
 #pragma unroll
     for (uint32_t i = 0; i < kHeld; i += 4) {
-      ptx::Float4 four = {kLeast, kLeast, kLeast, kLeast};
+      const float nothing = ptx::float_of(kMinusInfinity);  // whatever the scale is
+      ptx::Float4 four = {nothing, nothing, nothing, nothing};
       if (first + column_of(i) < p.columns) four = ptx::ld_global_v4_f32(logits + first + column_of(i));
       x[i] = ptx::mul_rn(four.x, p.scale);
       x[i + 1] = ptx::mul_rn(four.y, p.scale);

@@ -312,6 +312,7 @@ DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
     if (caster.lane == 0) ptx::mbarrier_arrive(&shared.full[stage]);
   };
   for_slots(p, shared, work, cast);
+  if constexpr (kIsSecond) ptx::griddepcontrol_wait();  // without items too: the sum behind waits for this kernel alone
 }
 
 // As products in BF16 and cast_rows behind them give it.

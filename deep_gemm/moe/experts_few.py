@@ -178,7 +178,7 @@ def values_of(
         "k": k,
         "units": rows // 16,
         "units_apart": rows // (16 if config.is_second else 8),
-        "b_pitch": pitch(b, 0),
+        "b_pitch": pitch(b, 0) if b.shape[0] > 1 else 0,
         "sfw_stride_e": stride_e,
         "sfw_stride_n": stride_n,
         "sfw_stride_k": stride_k,

@@ -202,8 +202,9 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
             head = w[columns].to(torch.bfloat16)
         else:
             of_x, of_w = recipes
-            blocks = slice(columns.start // of_w.rows, ceil_div(columns.stop, of_w.rows)) if of_w.rows else slice(None)
-            head = w[0][columns], w[1][blocks]
+            head = w[0][columns], w[1]
+            if of_w.rows:  # else one scale is all rows'
+                head = head[0], w[1][columns.start // of_w.rows : ceil_div(columns.stop, of_w.rows)]
         for rows in cut(len(x), TOKENS):
             size, width = rows.stop - rows.start, columns.stop - columns.start
             logits = memory[: size * width].view(size, width)

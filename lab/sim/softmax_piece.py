@@ -24,7 +24,7 @@ FEW_UNITS = 5e-6
 
 @dataclass(frozen=True)
 class SoftmaxTrial(Trial):
-    """A piece of logits, a block of small ones and a large one, and tokens that are in it, before it and behind it."""
+    """A piece of logits, a block of small ones, one of -inf, a large one; tokens in it, before and behind it."""
 
     kernel = softmax_piece.KERNEL
     config: SoftmaxConfig
@@ -45,6 +45,7 @@ class SoftmaxTrial(Trial):
         generator, (m, n) = torch.Generator().manual_seed(self.seed), (self.rows, self.columns)
         logits = torch.randn(m, n, generator=generator, dtype=torch.float32) * 4
         logits[0, :BLOCK], logits[-1, n // 2 | 1] = -300, 300
+        logits[0, BLOCK : 2 * BLOCK] = -torch.inf  # a block of impossible tokens
         at = torch.randint(0, n, (m,), generator=generator)
         at[1:3] = torch.tensor([-1 - FIRST, n])[: m - 1]
         read = {"tokens": (at + FIRST).int()}

@@ -18,10 +18,11 @@ _KERNEL = "softmax_piece.cuh"
 MUTATIONS = [
     Mutation("logits are read before the product has ended", _KERNEL, "  ptx::griddepcontrol_wait();\n", ""),
     Mutation("columns past the last are read", _KERNEL, "if (first + column_of(i) < p.columns) four", "four"),
-    Mutation("columns past the last are zeros", _KERNEL, "{kLeast, kLeast, kLeast, kLeast}", "{}", shows_in=FORWARD),
+    Mutation("columns past the last are zeros", _KERNEL, "{nothing, nothing, nothing, nothing}", "{}", shows_in=FORWARD),
     Mutation("a number is not scaled", _KERNEL, "ptx::mul_rn(four.z, p.scale)", "four.z"),
     Mutation("the largest of a lane alone", _KERNEL, "most = ptx::max_f32(most, ptx::shfl_xor_sync(most, bits))", "most += 0", shows_in=FORWARD),
     Mutation("the first number is the largest", _KERNEL, "most = ptx::max_f32(most, x[i])", "most += 0", shows_in=FORWARD),
+    Mutation("infinity is subtracted from itself", _KERNEL, "most = kLeast;", "most = x[0];", shows_in=FORWARD),
     Mutation("the last number is left out", _KERNEL, "i = 0; i < kHeld; ++i) sum", "i = 1; i < kHeld; ++i) sum", shows_in=FORWARD),
     Mutation("the sum of a lane alone", _KERNEL, "sum = ptx::add_rn(sum, ptx::shfl_xor_sync(sum, bits))", "sum += 0", shows_in=FORWARD),
     Mutation("a logarithm to the base of 2", _KERNEL, "ptx::lg2_approx(sum), kLogOf2", "ptx::lg2_approx(sum), 1.f", shows_in=FORWARD),

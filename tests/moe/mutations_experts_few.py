@@ -31,6 +31,7 @@ TRIALS = [
     FewTrial(BLOCKS, 8, 4, 2, 32, 144, 15, "slow_warps", num_sms=5),
     FewTrial(BLOCKS_2, 8, 3, 4, 144, 656, 16, "late_loads", num_sms=2),
     FewTrial(BLOCKS_2, 8, 2, 1, 64, 1936, 17, num_sms=4),
+    FewTrial(BLOCKS_2, 1, 1, 1, 16, 144, num_sms=2),  # no expert is hit
     FewTrial(ROWS, 5, 2, 4, 40, 656, 18, "slow_producer", num_sms=2),
     FewTrial(ROWS, 8, 2, 3, 72, 272, 19, "slow_warps", num_sms=3),
     FewTrial(ROWS_2, 7, 3, 12, 48, 144, 20, "slow_warps", num_sms=3),
@@ -97,6 +98,7 @@ MUTATIONS = [
     Mutation("E4M3: values are not swizzled", _FEW, "(lane / 4 ^ column % 8) * 16", "lane / 4 * 16", shows_in=BLOCKS),
     Mutation("E4M3: every other column is cast", _FEW, "  columns &= columns - 1;\n", "  columns &= columns - 1, columns &= columns - 1;\n", shows_in=BLOCKS),
     Mutation("E4M3: activations are read before the kernel ahead has ended", _FEW, "    if constexpr (kIsSecond) ptx::griddepcontrol_wait();\n    if", "    if", shows_in=BLOCKS_2),
+    Mutation("E4M3: a CTA without items ends before the kernel ahead", _FEW, "  if constexpr (kIsSecond) ptx::griddepcontrol_wait();  // without items", "  // without items", shows_in=BLOCKS_2),
     Mutation("E4M3: columns behind the last are cast", _FEW, " || first >= p.k)", ")", shows_in=ROWS),
     Mutation("E4M3: rows of the second product begin with the first", _FEW, "(kIsSecond ? item.entry >> 16 : 0) + column", "column", shows_in=BLOCKS_2),
     Mutation("E4M3: B is cast into a slot that is in use", _FEW, "      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);\n#pragma", "#pragma", shows_in=BLOCKS),

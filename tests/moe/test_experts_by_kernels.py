@@ -189,6 +189,14 @@ def test_layers_that_the_kernel_of_few_tokens_is_not_for_take_the_usual_way(seen
     assert same_bits(deep_gemm.experts(x, ids, p, w1, w2), right(x, ids, p, w1, w2)) and seen.names == FEW
 
 
+@pytest.mark.parametrize("form", ["BF16", "blocks"])
+def test_the_last_token_of_a_long_text_may_have_any_pitch(seen: Seen, form: str) -> None:
+    both = bf16_weights(inter=144) if form == "BF16" else on_cpu(weights_of)(form, EXPERTS, HIDDEN, 144)
+    x, ids, p = tokens_of(1)
+    far = x.as_strided(x.shape, (1 << 31, 1))
+    assert same_bits(deep_gemm.experts(far, ids, p, *both), right(x, ids, p, *both)) and seen.names == FEW
+
+
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("biases", ["", "1", "2", "12"])
 @pytest.mark.parametrize("form", [*SCALED, "BF16"])

@@ -29,6 +29,7 @@ HEADS: dict[str, Callable[[Tensor], Any]] = {
     "32x32": partial(per_block_cast_to_fp8, gran_k=32),
     "mx": partial(per_token_cast_to_fp8, use_ue8m0=True, gran_k=32, use_packed_ue8m0=True),
     "tensor": deep_gemm.per_tensor_cast_to_fp8,
+    "number": lambda w: tuple(x.squeeze() for x in deep_gemm.per_tensor_cast_to_fp8(w)),  # its scale has no dimension
 }
 
 

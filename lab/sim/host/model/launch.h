@@ -202,6 +202,8 @@ inline void run(const Launch& launch) {
     if (machine->next_cta < launch.grid) start_cluster(place);
   };
   run_fibers(on_exit, [&] { return left == 0; });
+  if (has_kernel_ahead() && !machine->is_ahead_over)
+    throw Failure{"no block waits in griddepcontrol_wait: a kernel that waits for this one may read what the kernel ahead writes"};
 }
 
 }  // namespace sim

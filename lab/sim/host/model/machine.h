@@ -240,4 +240,10 @@ struct Machine {
 inline Machine* machine = nullptr;
 inline Fiber* self = nullptr;  // null while the scheduler or an event runs
 
+inline bool has_kernel_ahead() {
+  const Launch& launch = machine->launch;
+  return std::any_of(launch.buffers, launch.buffers + launch.num_buffers,
+                     [](const Buffer& buffer) { return buffer.is_dependent != 0; });
+}
+
 }  // namespace sim

@@ -188,10 +188,7 @@ void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 // The kernel ahead ends soon, or only when nothing else can go on.
 void griddepcontrol_wait() {
   yield();
-  const Launch& launch = machine->launch;
-  const bool is_dependent = std::any_of(launch.buffers, launch.buffers + launch.num_buffers,
-                                        [](const Buffer& buffer) { return buffer.is_dependent != 0; });
-  if (is_dependent && !machine->is_ahead_over) {
+  if (sim::has_kernel_ahead() && !machine->is_ahead_over) {
     if (!machine->is_end_of_ahead_due)
       later(one_in(2) ? 100 : 1u << 30, [] {
         machine->is_ahead_over = true;
