@@ -178,7 +178,7 @@ class OfRoutes(torch.autograd.Function):
         y, p, row_of = ctx.saved_tensors
         none, grad = (row_of < 0)[..., None], grad.float()[:, None]
         of_y = (grad * p[..., None]).masked_fill_(none, 0).view_as(y).to(y.dtype)
-        of_p = (grad * y.view(*row_of.shape, -1)).masked_fill_(none, 0).sum(-1).to(p.dtype)
+        of_p = (grad * y.view(*row_of.shape, y.shape[1])).masked_fill_(none, 0).sum(-1).to(p.dtype)
         return of_y, None, of_p, None, None
 
 

@@ -305,6 +305,11 @@ def as_one_process(world: int) -> None:
         ):
             distance = (gradient(leaf).double() - of_one.double()).norm() / of_one.double().norm()
             assert distance < 0.08, (products, dtype, name, distance)  # two casts of a gradient, with p and without
+    layer = experts_with(num, (w[mine].clone() for w in whole))
+    count = 0 if dist.get_rank() else len(here[0])  # other ranks have no tokens
+    leaves = [each[:count].clone().requires_grad_() for each in (here[0], here[2])]
+    layer(leaves[0], here[1][:count], leaves[1]).sum().backward()
+    assert [gradient(leaf).shape for leaf in leaves] == [(count, HIDDEN), (count, TOPK)]
     deep_gemm.set_batch_invariant(False)
 
 
