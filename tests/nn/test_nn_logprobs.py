@@ -245,3 +245,32 @@ def test_what_holds_no_cast_weight_is_refused() -> None:
     tensor_scaled = deep_gemm.nn.FrozenLinear(deep_gemm.per_tensor_cast_to_fp8(torch.ones(16, 64)))
     with pytest.raises(NotImplementedError, match=r"^weight: expected scales of rows or of blocks, got one"):
         refit_(tensor_scaled, {"weight": torch.ones(16, 64)})
+    other = deep_gemm.nn.FrozenLinear(per_block_cast_to_fp8(torch.zeros(16, 64)))
+    both = torch.nn.Sequential(other, tensor_scaled)
+    with pytest.raises(NotImplementedError, match=r"^1\.weight: expected scales of rows or of blocks, got one"):
+        refit_(both, {"0.weight": torch.ones(16, 64), "1.weight": torch.ones(16, 64)})
+    assert not other.weight.float().any()
+
+
+class Twice(torch.nn.Module):
+    """A layer with two names, and a state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = torch.nn.Linear(64, 32)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"version": 1}
+
+
+def test_a_layer_with_two_names_and_a_state_that_is_no_tensor_are_those_of_state_dicts() -> None:
+    served, master = Twice(), Twice()
+    deep_gemm.convert.to_fp8_inference(served)
+    right = copy.deepcopy(master)
+    deep_gemm.convert.to_fp8_inference(right)
+    assert served.first is served.second
+    refit_(served, master)
+    assert bytes_of(served.first) == bytes_of(right.first)
