@@ -174,6 +174,28 @@ def test_no_rows_have_no_gradient() -> None:
     assert same_bits(some(head.grad), torch.zeros(N, K))
 
 
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda x: x,
+    "turned": lambda x: x.t().contiguous().t(),
+    "among others": lambda x: torch.cat([x, x[:, :1]], 1)[:, :-1],
+    "off an address": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "plain"])
+def test_rows_may_lie_as_they_like(name: str, given: tuple[Tensor, ...]) -> None:
+    hidden, head, ids = given
+    found = []
+    for each in ("plain", name):
+        leaves = [LAYOUTS[each](x.clone()).detach().requires_grad_() for x in (hidden, head)]
+        made = selected_logprobs(leaves[0], leaves[1], ids)
+        torch.autograd.backward(made.sum())
+        found.append([made, *(x.grad for x in leaves)])
+    assert all(same_bits(some(x), some(y)) for x, y in zip(*found, strict=True))
+    a, b = (logprobs.laid_out(LAYOUTS[name](x)) for x in (hidden, head))
+    deep_gemm.bf16_gemm_nt(a, b, torch.empty(M, N))  # as forward multiplies on a GPU
+
+
 # New weights in place
 
 
