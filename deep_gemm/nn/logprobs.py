@@ -105,6 +105,7 @@ def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: fl
         recipes, of_k = (scales[0], scales[1]), checks.K_MULTIPLE
         if kind != E4M3:
             raise NotImplementedError(f"weight: expected values of {E4M3.dtype}, got FP4")
+        checks.k_major("weight", values)
     for axis, of in (("n", MULTIPLE), ("k", of_k)):
         if sizes[axis] % of:
             raise ValueError(f"weight: expected shape (n, k) with {axis} a multiple of {of}, got {tuple(values.shape)}")

@@ -118,6 +118,10 @@ def test_an_id_behind_the_vocabulary_gives_nan_and_no_rows_give_none(given: tupl
             r"weight: expected values of torch.float8_e4m3fn, got FP4",
             {"weight": deep_gemm.quantize_mxfp4(torch.zeros(8, K))},
         ),
+        (
+            r"weight: expected values contiguous along k, got strides \(1, 1000\)",
+            {"weight": (torch.zeros(K, N).to(torch.float8_e4m3fn).t(), torch.ones(8, 1))},
+        ),
         (r"ids: expected shape \(150,\), one for each row, got \(3,\)", {"ids": torch.zeros(3, dtype=torch.int64)}),
         (r"ids: expected dtype torch.int32 or torch.int64, got torch.float32", {"ids": torch.zeros(M)}),
         (r"temperature: expected a number above 0, got 0", {"temperature": 0}),
@@ -271,7 +275,7 @@ def test_what_holds_no_cast_weight_is_refused() -> None:
     both = torch.nn.Sequential(other, tensor_scaled)
     with pytest.raises(NotImplementedError, match=r"^1\.weight: expected scales of rows or of blocks, got one"):
         refit_(both, {"0.weight": torch.ones(16, 64), "1.weight": torch.ones(16, 64)})
-    assert not other.weight.float().any()
+    assert not other.state_dict()["weight"].float().any()
 
 
 class Twice(torch.nn.Module):
