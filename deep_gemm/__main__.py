@@ -164,7 +164,7 @@ def explain(
     from .gemm.explain import explain
 
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
-    with refused(ValueError):
+    with refused(ValueError, NotImplementedError):
         explain(
             m,
             n,
@@ -230,7 +230,7 @@ def compile_shapes(
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
     dtype, of_rows = dtypes[OutputName.FP32 if fp32 else output], (1, 0) if row_scales else None
     recipes = (1, 1, 128) if by_row else None, of_rows, of_rows
-    with refused(ValueError):
+    with refused(ValueError, NotImplementedError):
         if not shapes and not layers and not model:
             raise ValueError("shapes: expected some, --model or --layers, got none")
         for name, number, unless_given in (

@@ -123,7 +123,7 @@ class Docstrings(griffe.Extension):
         for parameter in func.parameters:
             if isinstance(parameter.default, griffe.ExprName) and parameter.default.name.isupper():
                 module, _, name = parameter.default.canonical_path.rpartition(".")
-                constant = loader.modules_collection[module].members.get(name)
+                constant = loader.modules_collection[module].members.get(name) if module else None
                 if constant is not None:  # one that is assigned alone
                     parameter.default = constant.value
         for decorator in func.decorators:

@@ -12,6 +12,7 @@ Both classes are in the form of vLLM's own backends. In vLLM they would stand in
 import torch
 
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
+from vllm import envs
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import (
     Fp8BlockScaledMMLinearKernel,
     FP8ScaledMMLinearLayerConfig,
@@ -70,6 +71,10 @@ class HopperGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         n, k = config.weight_shape
         if n % 8 or k % 16:
             return False, "Supports only n % 8 == 0 and k % 16 == 0"
+        if envs.VLLM_BATCH_INVARIANT:
+            import deep_gemm
+
+            deep_gemm.set_batch_invariant(True)
         return True, None
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -180,9 +185,11 @@ class HopperGemmExperts(mk.FusedMoEExpertsModular):
     ) -> None:
         import deep_gemm
 
-        gating = {"limit": self.quant_config.gemm1_clamp_limit}
+        of, model = self.quant_config, self.moe_config  # the model's numbers, where the weights' configuration has none
+        gating = {"limit": model.swiglu_limit if of.gemm1_clamp_limit is None else of.gemm1_clamp_limit}
         if activation == MoEActivation.SWIGLUOAI_UNINTERLEAVE:
-            gating |= {"alpha": self.quant_config.gemm1_alpha, "beta": self.quant_config.gemm1_beta}
+            gating["alpha"] = model.swiglu_alpha if of.gemm1_alpha is None else of.gemm1_alpha
+            gating["beta"] = model.swiglu_beta if of.gemm1_beta is None else of.gemm1_beta
         if expert_map is not None:  # an expert of another rank becomes -1, which is skipped
             topk_ids = expert_map[topk_ids.clamp(min=0).long()].masked_fill(topk_ids < 0, -1)
         if apply_router_weight_on_input:

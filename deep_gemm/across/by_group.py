@@ -57,6 +57,7 @@ class Facts(NamedTuple):
     num_experts: int
     hidden: int
     topk: int
+    """Negative if each route travels by itself, in the batch invariant mode."""
     kind_of_x: int
     """The number of x's type among `KINDS_OF_X`, or `IS_FP8`."""
     gradients: int
@@ -68,7 +69,8 @@ class Facts(NamedTuple):
         dtype, columns = ("FP8", SCALE_BLOCK) if self.kind_of_x == IS_FP8 else KINDS_OF_X[self.kind_of_x]
         kind = f"{dtype}" if columns == SCALE_BLOCK else f"{dtype} with scales of 1x{columns or 'k'}"
         kind = f"{dtype} uncast" if columns is None else kind
-        return *self[:3], kind, " and ".join(asked) or "none"
+        topk = self.topk if self.topk > 0 else f"{-self.topk} in the batch invariant mode"
+        return *self[:2], topk, kind, " and ".join(asked) or "none"
 
 
 class Plan(NamedTuple):
@@ -178,7 +180,7 @@ class OfRoutes(torch.autograd.Function):
         y, p, row_of = ctx.saved_tensors
         none, grad = (row_of < 0)[..., None], grad.float()[:, None]
         of_y = (grad * p[..., None]).masked_fill_(none, 0).view_as(y).to(y.dtype)
-        of_p = (grad * y.view(*row_of.shape, -1)).masked_fill_(none, 0).sum(-1).to(p.dtype)
+        of_p = (grad * y.view(*row_of.shape, y.shape[1])).masked_fill_(none, 0).sum(-1).to(p.dtype)
         return of_y, None, of_p, None, None
 
 

@@ -118,13 +118,13 @@ class Experts(Holder, Trained):
                 raise ValueError(f"peer_memory: {reason}")
         self._seconds = positive("seconds", seconds) if peer_memory else None
         self._most = most
-        self._everywhere: Everywhere | None = None
+        self._everywhere: dict[bool, Everywhere] = {}
         self._peers: Peers | None = None
         self._planner: Planner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Give what a copy keeps: all but what calls have made, which it makes anew."""
-        return {**self.__dict__, "_everywhere": None, "_peers": None, "_planner": None}
+        return {**self.__dict__, "_everywhere": {}, "_peers": None, "_planner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
         """Copy all but the group, whose processes are the same."""
@@ -190,6 +190,7 @@ class Experts(Holder, Trained):
             mistake = caught
         given, is_apart = (x, topk_ids, topk_weights), mistake is None and get_batch_invariant()
         if is_apart:
+            facts = facts._replace(topk=-facts.topk)
             x, topk_ids, topk_weights = routes_apart(x, topk_ids)
         if mistake is not None or facts.gradients or self.products == BF16:
             plan = self.planner().plan(topk_ids, mistake, facts)
@@ -252,12 +253,13 @@ class Experts(Holder, Trained):
             check_weight("w2", w2)
             peers = self.connected(topk)
             return peers.decode(x, topk_ids, topk_weights, w1, w2, self.limit, out)
-        given, is_apart, most = (topk_ids, topk_weights), get_batch_invariant(), self._most
+        given, is_apart = (topk_ids, topk_weights), get_batch_invariant()
+        everywhere = self.everywhere(topk, is_apart)
         if is_apart:
-            (x, topk_ids, topk_weights), most, topk = routes_apart(x, topk_ids), most * topk, 1
-        everywhere = self.everywhere(topk, most)
-        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=most, columns=self._columns))
-        sums = self._sums(Arrived(message, self.share.hidden, topk, self._columns), None)
+            x, topk_ids, topk_weights = routes_apart(x, topk_ids)
+        rows = everywhere.max_tokens
+        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=rows, columns=self._columns))
+        sums = self._sums(Arrived(message, self.share.hidden, topk_ids.shape[1], self._columns), None)
         made = everywhere.combine(sums, len(x), None if is_apart else out)
         if is_apart:
             made = OfRoutes.apply(made, *given, self.share.num_experts, out)  # type: ignore[no-untyped-call]
@@ -280,14 +282,18 @@ class Experts(Holder, Trained):
         x = as_autocast_says(x) if isinstance(x, Tensor) else x
         return self._decoded(x, topk_ids, topk_weights, out)
 
-    def everywhere(self, topk: int, most: int) -> Everywhere:
-        """The sender of tokens to everywhere, made in the first call; later calls have as many routes for a token."""
-        device, made = self._device(), self._everywhere
-        if made is None or (made.device, made.max_tokens) != (device, most):
-            sizes = most, self.share.hidden, topk, self.share.here
+    def everywhere(self, topk: int, is_apart: bool) -> Everywhere:
+        """The sender of tokens, or of routes apart, to everywhere, made in its first call: graphs use its tensors.
+
+        Later calls have as many routes for a token.
+        """
+        device, made = self._device(), self._everywhere.get(is_apart)
+        if made is None or made.device != device:
+            assert self._most is not None
+            sizes = self._most * (topk if is_apart else 1), self.share.hidden, topk, self.share.here
             agree_about_decode(*sizes, False, device, self.group, self._columns)
             with torch.inference_mode(False):  # calls of any mode use its tensors
-                made = self._everywhere = Everywhere(most, topk, device, self.group)
+                made = self._everywhere[is_apart] = Everywhere(sizes[0], topk, device, self.group)
         _check_topk(topk, made.topk)
         return made
 

@@ -188,7 +188,8 @@ def decode_bytes(
 
     What it holds is room for the worst case, all of it at once: every token of every process on every expert here. With
     `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back.
-    `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`.
+    `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`. In the batch invariant mode collectives
+    take `max_tokens * topk` rows with a topk of 1: ask for those, and add a BF16 row for each, which is summed up here.
 
     >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
     (8361984, 117881344)

@@ -154,6 +154,11 @@ def asked(
     m, n, k, num_groups = (integer_in_range(name, size, 1) for name, size in sizes)
     if kind.is_along_k:
         check_depths_recipe(recipes[0])
+        _, of_a, of_b = recipes
+        for side, scales in zip("ab", scales_of((None, of_a or PER_ROW, of_b or PER_ROW)), strict=True):
+            if scales != PER_ROW:
+                expected, got = (f"({x.rows}, {x.columns})" for x in (PER_ROW, scales))
+                raise NotImplementedError(f"recipe_{side}: expected {expected} for a k-grouped product, got {got}")
     if fp4:
         packed.scales_beside(recipes)
         packed.whole_groups("k", k)

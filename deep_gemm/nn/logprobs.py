@@ -33,7 +33,7 @@ from ..gemm.ask.bf16 import MULTIPLE
 from ..gemm.softmax_piece import BACKWARD, BLOCK, FORWARD, run
 from ..linear.check import OF_ALL_K
 from ..linear.check import weight as checked_weight
-from .gradients import WEIGHT_TYPES, main_grad_of, outside_of_graphs
+from .gradients import WEIGHT_TYPES, aligned, main_grad_of, outside_of_graphs
 
 TOKENS, COLUMNS = 4096, 4224
 """Tokens of a piece, and columns of a piece of many tokens, or a block more: four waves of 256 x 128 on 132 SMs. Pieces
@@ -105,6 +105,7 @@ def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: fl
         recipes, of_k = (scales[0], scales[1]), checks.K_MULTIPLE
         if kind != E4M3:
             raise NotImplementedError(f"weight: expected values of {E4M3.dtype}, got FP4")
+        checks.k_major("weight", values)
     for axis, of in (("n", MULTIPLE), ("k", of_k)):
         if sizes[axis] % of:
             raise ValueError(f"weight: expected shape (n, k) with {axis} a multiple of {of}, got {tuple(values.shape)}")
@@ -174,11 +175,11 @@ def backward(
         if needs_hidden:
             bf16_gemm_nn(of_logits, head, of_hidden[rows], of_hidden[rows])
         if needs_w and main_grad is not None:
-            bf16_gemm_tn(of_logits, x[rows].bfloat16(), main_grad[columns], main_grad[columns])
+            bf16_gemm_tn(of_logits, laid_out(x[rows]), main_grad[columns], main_grad[columns])
         elif needs_w:
             if rows.start == 0:
                 of_head = of_w[columns] if is_written_once else head.new_empty(head.shape, dtype=torch.float32)
-            bf16_gemm_tn(of_logits, x[rows].bfloat16(), of_head, of_head if rows.start else None)
+            bf16_gemm_tn(of_logits, laid_out(x[rows]), of_head, of_head if rows.start else None)
             if rows.stop == len(x) and not is_written_once:
                 of_w[columns] = of_head
     if group is not None and needs_hidden:
@@ -194,12 +195,12 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
     """
     x, tokens = hidden.reshape(-1, hidden.shape[-1]), empty("rows of ids", ids.shape, torch.int32, ids.device)
     tokens = tokens.copy_(torch.where(ids < 0, -1, ids - first).clamp_(-1, 2**31 - 1)).view(-1)
-    a: Any = x.bfloat16() if recipes is None else cast_checked(x, Target(1, recipes[0].columns, mn_major=True))
+    a: Any = laid_out(x) if recipes is None else cast_checked(x, Target(1, recipes[0].columns, mn_major=True))
     n = len(w if recipes is None else w[0])
     memory = empty("logits", (min(len(x), TOKENS + BLOCK) * min(n, most + BLOCK),), torch.float32, x.device)
     for columns in cut(n, most):
         if recipes is None:
-            head = w[columns].to(torch.bfloat16)
+            head: Any = laid_out(w[columns])
         else:
             of_x, of_w = recipes
             head = w[0][columns], w[1]
@@ -215,6 +216,15 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
             else:  # torch adds in an order that depends on the number of rows: FP64 hides it
                 logits.copy_(a[rows].double() @ head.double().mT)
             yield rows, columns, head, logits, tokens[rows]
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """Give a matrix in BF16 as products take it: a copy if what is beside its rows or columns is in the way."""
+    x = x.to(torch.bfloat16)
+    (rows, columns), (down, along) = x.shape, x.stride()
+    is_by_rows = along == 1 and down % MULTIPLE == 0 and down >= columns
+    is_taken = is_by_rows or (down == 1 and along % MULTIPLE == 0 and along >= rows)
+    return aligned(x if is_taken else x.contiguous())
 
 
 def cut(size: int, most: int) -> Iterator[slice]:

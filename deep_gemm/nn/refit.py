@@ -11,12 +11,15 @@ from torch import Tensor
 from ..casts.fp4 import quantize_mxfp4
 from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..core.check.checks import Operand, tensor
-from ..core.check.recipes import TENSOR
+from ..core.check.recipes import TENSOR, Scales
 from ..core.check.ue8m0 import FP32_MANTISSA_BITS, words_of
 from ..gemm.packed import is_packed
 from ..linear.check import OF_ALL_K, operands_of
 from .frozen import Holder
 from .gradients import WEIGHT_TYPES
+
+EXTRA_STATE = "_extra_state"
+"""The end of a state dict's names for what `get_extra_state` gives: no tensor, and nothing that a cast changes."""
 
 
 @torch.no_grad()
@@ -39,6 +42,7 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
     16.0
     """
     state = master.state_dict() if isinstance(master, torch.nn.Module) else master
+    state = {name: x for name, x in state.items() if not name.endswith(EXTRA_STATE)}
     held = weights_of(frozen)
     missing, unknown, given = map(sorted, (held.keys() - state, state.keys() - held, held.keys() & state))
     if missing and (strict or not given):
@@ -55,6 +59,8 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
                 f"master[{name!r}]: expected a whole tensor of shape {tuple(shape)} in BF16, FP16 or FP32, "
                 f"got a {type(x).__name__} of shape {tuple(x.shape)} in {x.dtype} on {x.device}"
             )
+        if layer is not None and weight[1] is not None and not is_fp4:
+            recipe_of(name, weight, layer)
     for name in given:
         weight, layer = held[name]
         x = state[name].to(weight[0].device)
@@ -69,14 +75,23 @@ def weights_of(frozen: torch.nn.Module) -> dict[str, tuple[Any, Holder | None]]:
     if not isinstance(frozen, torch.nn.Module):
         raise TypeError(f"frozen: expected a torch.nn.Module, got {type(frozen).__name__}")
     held: dict[str, tuple[Any, Holder | None]] = {}
-    for path, layer in frozen.named_modules():
+    for path, layer in frozen.named_modules(remove_duplicate=False):  # state dicts name a shared layer twice too
         if isinstance(layer, Holder):
             of_layer = [name.removesuffix("_values") for name in layer._buffers if name.endswith("_values")]
             held |= {f"{path}.{name}".lstrip("."): (layer.held(name), layer) for name in layer.WEIGHTS or of_layer}
     if not held:
         raise ValueError(f"frozen: expected a layer that holds cast weights, got none in {type(frozen).__name__}")
     cast = {x.data_ptr() for weight, _ in held.values() for x in weight if x is not None}
-    return held | {name: ((x, None), None) for name, x in frozen.state_dict().items() if x.data_ptr() not in cast}
+    others = {name: x for name, x in frozen.state_dict().items() if not name.endswith(EXTRA_STATE)}
+    return held | {name: ((x, None), None) for name, x in others.items() if x.data_ptr() not in cast}
+
+
+def recipe_of(name: str, weight: Operand, layer: Holder) -> Scales:
+    """Give the rows and columns of an FP8 weight that share a scale."""
+    *_, of_w = operands_of(name, *weight, getattr(layer, "gran_k", None), getattr(layer, "recipe_b", None), OF_ALL_K)
+    if of_w == TENSOR:
+        raise NotImplementedError(f"{name}: expected scales of rows or of blocks, got one for the whole weight")
+    return of_w
 
 
 def cast_as(name: str, weight: Operand, x: Tensor, layer: Holder) -> Operand:
@@ -86,10 +101,7 @@ def cast_as(name: str, weight: Operand, x: Tensor, layer: Holder) -> Operand:
         made, exponents = quantize_mxfp4(x)
         made = made.view(values.dtype)
     else:
-        recipe = getattr(layer, "gran_k", None), getattr(layer, "recipe_b", None)
-        *_, of_w = operands_of(name, values, scales, *recipe, OF_ALL_K)
-        if of_w == TENSOR:
-            raise NotImplementedError(f"{name}: expected scales of rows or of blocks, got one for the whole weight")
+        of_w = recipe_of(name, weight, layer)
         cast, gran_k = (per_token_cast_to_fp8, of_w.columns) if of_w.rows == 1 else (per_block_cast_to_fp8, of_w.rows)
         made, powers = cast(x, scales.dtype != torch.float32, gran_k)
         if scales.dtype == torch.float32:

@@ -242,7 +242,7 @@ class Work:
         yield Step(DISPATCH, GROUP, lambda: plan.forth(rows))
         yield Step(COMBINE, GROUP, lambda: plan.sum_up(plan.back(sums)))
         if self.has_fixed:
-            everywhere = layer.everywhere(self.shape[1], len(x))
+            everywhere = layer.everywhere(self.shape[1], False)
             back = x.new_empty(everywhere.world_size * len(x), x.shape[1])
             yield Step(DISPATCH, GROUP_FIXED, lambda: everywhere.dispatch(sent))
             yield Step(COMBINE, GROUP_FIXED, lambda: everywhere.combine(back, len(x), None))

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -305,6 +306,20 @@ def as_one_process(world: int) -> None:
         ):
             distance = (gradient(leaf).double() - of_one.double()).norm() / of_one.double().norm()
             assert distance < 0.08, (products, dtype, name, distance)  # two casts of a gradient, with p and without
+    layer = experts_with(num, own_weights(num), max_tokens=MAX_TOKENS)
+    layer.decode(*here)
+    made = ref(layer.everywhere(TOPK, True).rows.row_of)
+    deep_gemm.set_batch_invariant(False)
+    layer.decode(*here)
+    assert made() is not None, "graphs of the mode use its tensors"
+    deep_gemm.set_batch_invariant(True)
+    said = error_of(lambda: layer.decode(x[:1], ids[:1, :1], p[:1, :1]))
+    assert said == f"topk_ids: expected {TOPK} columns, as in the first call, got 1", said
+    layer = experts_with(num, (w[mine].clone() for w in whole))
+    count = 0 if dist.get_rank() else len(here[0])  # other ranks have no tokens
+    leaves = [each[:count].clone().requires_grad_() for each in (here[0], here[2])]
+    layer(leaves[0], here[1][:count], leaves[1]).sum().backward()
+    assert [gradient(leaf).shape for leaf in leaves] == [(count, HIDDEN), (count, TOPK)]
     deep_gemm.set_batch_invariant(False)
 
 
@@ -651,6 +666,12 @@ def ranks_that_differ(world: int) -> None:
     layer.decode(x, ids, p)
     said = error_of(lambda: layer.decode(x, ids[:, :2], p[:, :2]))
     assert said == f"topk_ids: expected {TOPK} columns, as in the first call, got 2"
+
+    deep_gemm.set_batch_invariant(is_last)
+    by_rank = ", ".join([f"{TOPK}"] * last + [f"{TOPK} in the batch invariant mode"])
+    said = error_of(lambda: layer(x, ids, p))
+    assert said == f"experts across processes: expected one topk on all ranks, got [{by_rank}] by rank", said
+    deep_gemm.set_batch_invariant(False)
 
     if is_last:
         layer.w1_values = layer.w1_values.bfloat16()  # as `module.to(torch.bfloat16)` does

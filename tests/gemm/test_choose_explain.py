@@ -227,6 +227,8 @@ def test_products_along_k_refuse_the_same_recipe_in_the_same_words() -> None:
     with pytest.raises(NotImplementedError) as of_explain:
         explain(8, 8, 128, groups="depths", recipe=(1, 128, 128))
     assert str(of_product.value) == str(of_explain.value)
+    with pytest.raises(NotImplementedError, match=r"^recipe_a: expected \(1, 128\) for a k-grouped .*, got \(1, 0\)"):
+        explain(8, 8, 128, groups="depths", **BY_WHOLE_ROWS)
 
 
 def test_columns_of_large_numbers_stay_apart(capsys: pytest.CaptureFixture[str]) -> None:

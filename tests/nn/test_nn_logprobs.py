@@ -119,6 +119,10 @@ def test_an_id_behind_the_vocabulary_gives_nan_and_no_rows_give_none(given: tupl
             r"weight: expected values of torch.float8_e4m3fn, got FP4",
             {"weight": deep_gemm.quantize_mxfp4(torch.zeros(8, K))},
         ),
+        (
+            r"weight: expected values contiguous along k, got strides \(1, 1000\)",
+            {"weight": (torch.zeros(K, N).to(torch.float8_e4m3fn).t(), torch.ones(8, 1))},
+        ),
         (r"ids: expected shape \(150,\), one for each row, got \(3,\)", {"ids": torch.zeros(3, dtype=torch.int64)}),
         (r"ids: expected dtype torch.int32 or torch.int64, got torch.float32", {"ids": torch.zeros(M)}),
         (r"temperature: expected a number above 0, got 0", {"temperature": 0}),
@@ -173,6 +177,28 @@ def test_no_rows_have_no_gradient() -> None:
     head = torch.ones(N, K, requires_grad=True)
     torch.autograd.backward(selected_logprobs(torch.ones(0, K), head, torch.zeros(0).int()).sum())
     assert same_bits(some(head.grad), torch.zeros(N, K))
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda x: x,
+    "turned": lambda x: x.t().contiguous().t(),
+    "among others": lambda x: torch.cat([x, x[:, :1]], 1)[:, :-1],
+    "off an address": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "plain"])
+def test_rows_may_lie_as_they_like(name: str, given: tuple[Tensor, ...]) -> None:
+    hidden, head, ids = given
+    found = []
+    for each in ("plain", name):
+        leaves = [LAYOUTS[each](x.clone()).detach().requires_grad_() for x in (hidden, head)]
+        made = selected_logprobs(leaves[0], leaves[1], ids)
+        torch.autograd.backward(made.sum())
+        found.append([made, *(x.grad for x in leaves)])
+    assert all(same_bits(some(x), some(y)) for x, y in zip(*found, strict=True))
+    a, b = (logprobs.laid_out(LAYOUTS[name](x)) for x in (hidden, head))
+    deep_gemm.bf16_gemm_nt(a, b, torch.empty(M, N))  # as forward multiplies on a GPU
 
 
 # New weights in place
@@ -246,3 +272,32 @@ def test_what_holds_no_cast_weight_is_refused() -> None:
     tensor_scaled = deep_gemm.nn.FrozenLinear(deep_gemm.per_tensor_cast_to_fp8(torch.ones(16, 64)))
     with pytest.raises(NotImplementedError, match=r"^weight: expected scales of rows or of blocks, got one"):
         refit_(tensor_scaled, {"weight": torch.ones(16, 64)})
+    other = deep_gemm.nn.FrozenLinear(per_block_cast_to_fp8(torch.zeros(16, 64)))
+    both = torch.nn.Sequential(other, tensor_scaled)
+    with pytest.raises(NotImplementedError, match=r"^1\.weight: expected scales of rows or of blocks, got one"):
+        refit_(both, {"0.weight": torch.ones(16, 64), "1.weight": torch.ones(16, 64)})
+    assert not other.state_dict()["weight"].float().any()
+
+
+class Twice(torch.nn.Module):
+    """A layer with two names, and a state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = torch.nn.Linear(64, 32)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"version": 1}
+
+
+def test_a_layer_with_two_names_and_a_state_that_is_no_tensor_are_those_of_state_dicts() -> None:
+    served, master = Twice(), Twice()
+    deep_gemm.convert.to_fp8_inference(served)
+    right = copy.deepcopy(master)
+    deep_gemm.convert.to_fp8_inference(right)
+    assert served.first is served.second
+    refit_(served, master)
+    assert bytes_of(served.first) == bytes_of(right.first)
