@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -262,6 +263,35 @@ def test_the_model_of_nodes_takes_the_newest_file_of_the_most_gpus_of_its_kind()
     best = report(4, "2026-11-27")
     others = report(2, "2026-11-29"), report(4, "2026-11-26"), report(8, "2026-11-28", "NVIDIA H100 80GB HBM3")
     assert model.newest_of_most_gpus([others[0], best, *others[1:]]) is best
+
+
+def test_the_model_of_a_lag_is_what_its_script_writes_and_near_what_it_did_not_see() -> None:
+    script("model_nodes")  # it imports this one
+    model = script("model_lag")
+    assert model.page() == model.PAGE.read_text()
+    assert max(map(len, model.section().splitlines())) <= 80
+    judged = [each for each in model.judge() if each.field == model.CALL]
+    assert {each.ranks for each in judged} == {2, 4, 8}
+    assert max(abs(each.error) for each in judged) < 0.11
+    assert max(abs(each.error) for each in judged if each.tokens >= 4096) < 0.05
+
+
+def test_the_simulated_lag_keeps_its_order_and_its_bounds() -> None:
+    script("model_nodes")
+    model = script("model_lag")
+    work = model.Work(4, 2, 1, 2.0, 3.0, 0.0, 0.0, 0.0, stores_beside=True, sms=1)
+    blocks = [block for block, is_second in model.stream(work, 2) if is_second]
+    assert blocks == [0, 1, 2, 3]
+    assert list(model.stream(work, 2))[:6] == [(0, False)] * 2 + [(1, False)] * 2 + [(0, True), (2, False)]
+    assert model.simulate(work) == model.simulate(work, 2, 2) == work.products_us == 28.0
+    by_link = replace(work, first_us=4.0, results_us=4.0)
+    assert model.simulate(by_link) == 8 * 4.0 + 3 + 4 * 4.0, "the link idles until the first results"
+    assert model.simulate(by_link, 2, 4) == 49.0, "results leave beside the first product, but for the last"
+    assert model.simulate(by_link, 2, 2) > 49.0, "rows of later blocks wait for the ring"
+    assert model.simulate(replace(work, tokens_us=9.0)) == 4 * 9.0 + 4 + 12, "the link brings the last block's tokens"
+    assert model.simulate(replace(work, store_us=2.0, stores_beside=False)) == 28.0 + 4 * 2.0
+    with pytest.raises(ValueError, match="ring: expected at least 2 blocks for a lag of 2, got 1"):
+        model.simulate(work, 2, 1)
 
 
 def test_the_page_of_aims_is_what_its_script_writes() -> None:
