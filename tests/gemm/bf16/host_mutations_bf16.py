@@ -129,8 +129,8 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.config.tall", "self.block_n // 2 if epilogue.gates_apart", "64 if epilogue.gates_apart", "bf16 experts"),
     ("gemm.launch", "math.inf if p.limit is None else p.limit", "math.inf", "bf16 experts"),
     # Groups along k
-    ("gemm.bf16_depths", "first += k // BLOCK_K", "first += 1", DEPTHS),
-    ("gemm.bf16_depths", "Part(first, k // BLOCK_K, group)", "Part(first, k // BLOCK_K, 0)", DEPTHS),
+    ("gemm.bf16_depths", "accumulate(blocks, initial=0)", "range(len(blocks))", DEPTHS),
+    ("gemm.bf16_depths", "blocks, range(len(blocks)), strict", "blocks, [0] * len(blocks), strict", DEPTHS),
     ("gemm.bf16_depths", '"count": len(some)', '"count": len(some) - 1', DEPTHS),
     ("gemm.bf16_depths", 'firsts, "num_k_blocks": blocks', 'blocks, "num_k_blocks": firsts', DEPTHS),
     # Groups along k that the GPU counts
