@@ -79,7 +79,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
   if constexpr (kStartsAlone) ptx::syncthreads(), ptx::cluster_arrive_relaxed();
   else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
-  // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
+  // As a dependent of the kernel before (set_pdl), this one has run to here beside it, and goes on after it.
   ptx::griddepcontrol_wait();
 
   Tiles tiles(p, shared.roles.work);

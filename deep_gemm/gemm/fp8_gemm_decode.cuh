@@ -31,7 +31,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == kSharedBytes, "DecodeConfig.shared_bytes and SharedStorage differ");
 static_assert(kClusterK > 1 || !Tiles::kIsOnly || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
 
-// One product or several: Params, and CtaWork, which is a CTA's Work at a time with its head or group.
+// One product or several: Params, and CtaWork, which is a CTA's Work at a time, with its head or group if any.
 static_assert(requires(const Params& p, SharedStorage& shared, Tiles::Storage& storage, Tiles& tiles, CtaWork& work, RingPosition& at,
                        void load_tile(const CtaWork&, RingPosition&, bool), float (&total)[kAccumulators], uint32_t row, uint32_t k) {
   storage.init();             // shared memory for tiles, by one thread

@@ -1,4 +1,4 @@
-// D has the columns of a product in heads, each a left and a right part with columns between them that nobody writes:
+// D has the columns of a product in heads. A head has a left and a right part, and unwritten columns between them:
 //
 //   columns of the product   | left 0 | right 0 | left 1 | right 1 | ...
 //   columns of D             | left 0 | mid | right 0 | left 1 | mid | right 1 | ...
@@ -8,7 +8,7 @@
 #include "ptx/platform.cuh"
 
 struct HeadParts {
-  uint32_t left, mid, columns;  // of a left part, of what lies between, of both parts
+  uint32_t left, mid, columns;  // of a left part, between the parts, of both parts
   uint32_t multiplier, shift;   // a division by `columns`, all multiples of 8, takes one multiplication
 
   // How many whole heads lie before a column of the product.

@@ -37,8 +37,8 @@ MORE_ALIKE = 4
 def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> None:
     """Compute a product on the GPU that its tensors are on. The host does not wait for a layout.
 
-    `config` None leaves the choice to the heuristics. `is_behind_cast`: the kernel ahead on this stream writes A and
-    its scales alone, and lets this one start only when all that ran before it is over, a layout among it.
+    `config` None leaves the choice to the heuristics. `is_behind_cast`: the kernel ahead on this stream writes only A
+    and its scales, and lets this one start only when all work before that kernel is over, a layout included.
     """
     if 0 in (p.m, p.n, p.groups):
         return
@@ -48,7 +48,7 @@ def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> None
     gpu = gpu_of(p.d.get_device())
     config = fitting(config, p, gpu)
     ready = prepared(p, config)
-    # Else the kernel ahead writes more than A and its scales.
+    # Otherwise the kernel ahead writes more than A and its scales.
     is_ready = is_behind_cast and ready.sfb is p.sfb and ready.c is p.c
     start(ready, config, num_sms_of(gpu.num_sms), is_dependent=is_behind_cast, weight_is_ready=int(is_ready))
 
@@ -123,7 +123,7 @@ def _let_serve_alike(number: Any, is_same: Callable[[int], bool]) -> None:
 
 
 def let_serve_band(m: Any, gpu: Gpu) -> None:
-    """Let a record that is made serve the band of rows in which a dense product has one choice."""
+    """Let the record being made serve the whole band of rows that share one choice of a dense product."""
     if not isinstance(m, Number):
         return
     if num_sms_of(gpu.num_sms) < gpu.num_sms or settings().print_configs:  # each choice is printed

@@ -12,12 +12,12 @@
 #include SCALES
 #include WORK
 
-// Where the scales are when partial sums are promoted: SCALES, and what it needs of WORK.
+// SCALES keeps the scales for promotion. These are its members, and the members of WORK that it needs.
 static_assert(requires(const Params& p, const Tile& tile, TileScales& of_tile, FirstScales& first, uint32_t number) {
   sfb_of(p, tile);             // B's scales of the tile's group
   skipped_scales(tile);        // how many of A's are loaded ahead of the tile's own
   TileScales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, number);  // B's scales under a tile
-  of_tile.ask(number, first);  // loads those that a tile needs first, from a k-block on
+  of_tile.ask(number, first);  // loads the first scales that a tile needs, from a k-block on
   of_tile.start(first);
   of_tile.advance(number);     // before every 32nd k-block
 }, "SCALES: TileScales");

@@ -124,7 +124,7 @@ operators(
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep what the gradients are made of."""
+    """Keep the tensors from which gradients are made."""
     a, b, layout, *ctx.said, bias = inputs
     if bias is not None and bias.requires_grad:
         refuse_gradient("bias")

@@ -49,9 +49,9 @@ def scales_beside(recipes: Recipes) -> Scales:
 
 
 def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = "k", turned: bool = False) -> Operand:
-    """Check an FP4 weight of these axes, `depth` among them, of which it has half as many bytes.
+    """Check an FP4 weight of these axes; along `depth`, one of them, it has a byte for each two values.
 
-    Give bytes `[..., n, k / 2]`, and scales as words; those in FP32 as they are. Whoever calls asks how the bytes lie.
+    Give bytes `[..., n, k / 2]`, and scales as words; FP32 scales stay as they are. The caller checks strides of bytes.
     """
     values, sf = checks.pair(name, given)
     half = f"{depth} / 2"

@@ -44,7 +44,7 @@ from .problem import Problem, padding_rows
 TILE_M, TILE_N = 256, 1024
 FP32_MIN_NORMAL = 2.0**-126
 ELEMENTS_AT_A_TIME = 1 << 24
-"""Elements of rows that are multiplied by vectors: as many as are in memory as FP64 at a time."""
+"""Elements of rows, multiplied by vectors, that are in memory as FP64 at a time."""
 
 
 @torch.no_grad()

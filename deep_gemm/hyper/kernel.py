@@ -146,7 +146,7 @@ def values_of_both(p: HcProblem, block_n: int) -> dict[str, Any]:
 
 
 def code_plan(config: HcConfig) -> CodePlan:
-    """Derive the instructions that the kernel's machine code must have. It writes sums by ordinary stores."""
+    """Derive the parts that the kernel's machine code must have. It writes sums by ordinary stores."""
     return CodePlan(
         roles=((config.num_math_warps * 32 * config.teams, None), (32, None)),
         shared_bytes=config.shared_bytes,

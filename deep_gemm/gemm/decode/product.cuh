@@ -1,6 +1,6 @@
-// What fp8_gemm_decode is given of a product; gemm/launch.py packs it. The files decode/one.cuh, decode/heads.cuh,
-// decode/skip_mid.cuh and decode/rows.cuh, of which config.cuh names one, add what products of one head, or of several, or into
-// the parts of heads, or of groups of rows, need beside it; fp8_gemm_decode.cuh checks what they give.
+// The parameters of a product for fp8_gemm_decode; gemm/launch.py packs them. config.cuh names one of decode/one.cuh,
+// decode/heads.cuh, decode/skip_mid.cuh (into the parts of heads) and decode/rows.cuh (groups of rows). This file adds
+// the parameters that its products need besides; fp8_gemm_decode.cuh checks its members.
 #pragma once
 #include "config.cuh"
 #include "ptx/tma.cuh"

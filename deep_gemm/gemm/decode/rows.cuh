@@ -1,6 +1,6 @@
-// Products of groups of rows, each with its own B: see decode/product.cuh and work/layout.cuh. CTA i takes tiles i, i + CTAs, ...
-// of those that the layout has. Its producer's warp finds them there, hands them to the math warps through a queue, and
-// loads them: it is ahead of the math warps, also from one tile to the next.
+// Products of groups of rows, each with its own B: see decode/product.cuh and work/layout.cuh. CTA i takes the layout's
+// tiles i, i + CTAs, ... Its producer's warp finds the tiles in the layout, hands them to the math warps through a
+// queue, and loads them. It is ahead of the math warps, also from one tile to the next.
 #pragma once
 #include "decode/product.cuh"
 #include "decode/tile.cuh"
@@ -40,7 +40,7 @@ struct Tiles {
   static constexpr bool kIsOnly = false;
   struct Storage {
     TileQueue queue;
-    alignas(16) float room[kNumMathWarps][kChunkFloats];  // where a warp transposes what it stores
+    alignas(16) float room[kNumMathWarps][kChunkFloats];  // where a warp transposes a chunk before it stores it
 
     DEVICE void init() { queue.init(kNumMathWarps); }
   };
@@ -56,7 +56,7 @@ struct Tiles {
   // By the producer's warp.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
-    if (!p.weight_is_ready) ptx::griddepcontrol_wait();  // the layout may be what the kernel before wrote
+    if (!p.weight_is_ready) ptx::griddepcontrol_wait();  // the kernel before may write the layout
     Stretches stretches(storage.queue.window);
     RingPosition at;
     const uint32_t tiles_n = ceil_div(p.n, kBlockN);

@@ -61,8 +61,8 @@ DEVICE void issue_k_block(float (&partial)[kAccumulators], uint32_t b_address, u
 }
 
 // Multiplies and promotes `count` k-blocks; B comes from the ring. `scales` begin at the first k-block, and are read
-// only if kScaled. `a_address` gives the address of A for the i-th k-block, whose B is in this slot. A thread's accumulator
-// 4 * g + i is for token 8 * g + lane % 4 * 2 + i % 2 and column lane / 4 + i / 2 * 8 of its warp's 16. (PTX ISA,
+// only if kScaled. `a_address` gives the address of A for the i-th k-block, whose B is in this slot. Accumulator 4 * g
+// + i of a thread is for token 8 * g + lane % 4 * 2 + i % 2 and column lane / 4 + i / 2 * 8 of its warp's 16. (PTX ISA,
 // "Register Fragments for wgmma.mma_async.m64nNk32".)
 template <bool kScaled = true, typename AddressOfA>
 DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& a_address, const float* scales,

@@ -1,8 +1,8 @@
 // The order in which CTAs take tiles if groups are along k. The loading thread finds a CTA's tiles.
 //
-// All groups have the same tiles, which are numbered from the deepest group on. A cluster begins with the tile of its own
-// number, and claims another one whenever it is about to load: groups may be very unequal, and some SMs are slower than
-// others. So at the end no SM waits for longer than a tile takes, and the last tiles are the shortest.
+// All groups have the same tiles, numbered from the deepest group on. A cluster begins with the tile of its own number,
+// and claims another one whenever it is about to load: groups may be very unequal, and some SMs are slower than others.
+// So at the end no SM waits for longer than a tile takes, and the last tiles are the shortest.
 //
 // A cluster that multicasts A takes two tiles at a time, neighbours along n. If the number of tiles along n is odd, the
 // last pair's second tile is outside D. A pair has one number, and its tiles are in one group: groups may differ in

@@ -1,7 +1,7 @@
 // The layout tells each group's rows. Only the GPU knows it. It is an array in global memory, of one of three kinds:
 //
 //   kGroupIds      rows of A [m, k] and D [m, n]; the layout holds a group's number for each row, -1: no group
-//   kGroupEnds     the same rows; the layout holds each group's end; a group begins at the aligned end before it
+//   kGroupEnds     the same rows; the layout holds each group's end, and the next group begins there, aligned
 //   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; the layout holds their number
 //
 // Whatever a caller writes there, no access is outside of the operands.

@@ -162,8 +162,8 @@ struct Tiles {
 
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile&) { return KBlocks(p.k); }
 
-// What a warpgroup computes of a tile: nothing if the group ends before its rows; the first of its units if the tile is short
-// or narrow.
+// A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows; its first units if the tile is
+// short or narrow.
 struct Share {
   bool is_any = false, is_part = false;
 
