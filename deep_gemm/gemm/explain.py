@@ -118,7 +118,7 @@ def explain(
     - `groups`: "ids" or "ends" for `m` stacked rows of `num_groups` groups, "counts" for groups of about `m` rows each
       ("masked"), "heads" for products of `m` rows each (`fp8_einsum`), "depths" for groups along k that are `k` deep on
       average.
-    - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 without a GPU.
+    - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or, without one, an H200.
     - `fp4`: B is FP4 (MXFP4) with scales in bytes or words, as `fp8_fp4_gemm_nt` takes it.
 
     >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP

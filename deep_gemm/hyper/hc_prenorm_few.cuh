@@ -4,8 +4,8 @@
 //   each warp    for each step of 32 along k that is its own:   A, B --registers, some steps ahead--> TF32 products, squares
 //                after the last:   its sums --shared--> of the CTA --cluster--> of all --> D, sqr_sum
 //
-// There is no ring: a warp loads its own operands. A CTA has 16 rows of A and kBlockN rows of B, of one caller's split.
-// CTAs of a cluster share out k, and warps take steps by turns, so that together they read whole lines.
+// There is no ring: a warp loads its own operands. A CTA has 16 rows of A and kBlockN rows of B, in one of the
+// caller's splits. CTAs of a cluster share out k, and warps take steps by turns, so together they read whole lines.
 //
 // Which k a lane has of a step does not matter to the sum, if it is the same for A and B. So lane 4 g + t loads 8 neighbours, from
 // 8 t on, of rows g and g + 8 of A and of rows g of B: 16 and 32 bytes. Product j of a step takes numbers 2 j and 2 j + 1 of these.
@@ -39,7 +39,7 @@ static_assert(kNumMathWarps == 1 && chunks_of_tile(kSums) == kChunks, "one warp 
 struct SharedStorage {
   alignas(16) float of_warps[kWarps][kChunks][kChunkFloats];
   alignas(16) float exchange[kClusterK > 1 ? exchange_floats(kSums) : 4];
-  uint64_t received;  // all chunks for this CTA
+  uint64_t received;  // all chunks for this CTA have arrived
 };
 static_assert(sizeof(SharedStorage) <= kSharedBytes && kSharedBytes - sizeof(SharedStorage) < 16,
               "HcFewConfig.shared_bytes and SharedStorage differ");

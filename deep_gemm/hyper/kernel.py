@@ -24,7 +24,7 @@ MAX_TEAMS = 8
 ROW_BYTES = 128
 """64 elements of A; half of 64 elements of B."""
 AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 7}
-"""Clusters that run at a time on an H200, by their size. Only these sizes, whose number is known, are candidates."""
+"""Clusters that run at a time on an H200, by cluster size. Sizes for which this is not known are no candidates."""
 INVARIANT_CLUSTER, INVARIANT_TEAMS = 4, 2
 TEAMS = {64: 4, 128: 2}
 """Teams, by the rows of a tile: 16 warps in all."""

@@ -55,7 +55,7 @@ def fp8_einsum(
     `c` is added in FP32: of D's type and shape, D itself or disjoint from it.
 
     Values are contiguous along their last dimension; their other strides are any multiples of 16 bytes, so a part of a
-    wider tensor will do. Scales may have any strides. A kernel loads scales of A as they lie if tokens are
+    wider tensor will do. Scales may have any strides. Kernels load the scales of `a` as they are if tokens are
     contiguous: `get_mn_major_tma_aligned_tensor(scales.transpose(0, 1)).transpose(0, 1)`. Where `d` is given the
     function returns None; where it is left out the function makes it and returns it. `epilogue` is accepted as None.
 

@@ -215,7 +215,7 @@ def operand(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> Tensor:
 
 
 def laid_out(name: str, x: Tensor, rows: str, k: str = "k") -> Tensor:
-    """Check that one of the last two dimensions is contiguous, and that TMA can address the stride of the other.
+    """Check that one of the last two dimensions is contiguous, and that TMA can step along the other.
 
     A dimension of size 1 may have any stride. The returned view has a stride there that a kernel can take.
     """

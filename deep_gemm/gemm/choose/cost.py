@@ -84,7 +84,7 @@ class Estimate(NamedTuple):
     why_not: str | None = None
     """The reason why it cannot run; None if it can."""
     config: Any = None
-    """The configuration with this tile, where it is told to people."""
+    """The configuration with this tile, for people."""
 
 
 class OnWeight(NamedTuple):
@@ -97,7 +97,7 @@ class OnWeight(NamedTuple):
     at_once: int
     """Clusters that run at a time."""
     uncrowded: int
-    """How many of them do with a CTA on each SM."""
+    """Clusters that run at a time with one CTA on each SM."""
     round_us: float
     once_us: float
     """Time that one round takes longer than each of several does."""
@@ -181,7 +181,7 @@ def bytes_of_weight(n: int, k: int, output: Output) -> float:
 
 
 def row_bytes(n: int, k: int, output: Output) -> int:
-    """Bytes of a row of A and one of D, as often as it moves."""
+    """Count bytes that move for a row of A and a row of D."""
     return k + n * bytes_of_d(output)
 
 
@@ -311,7 +311,7 @@ def _rounds(full: float, half: float) -> float:
 def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) -> tuple[int, float]:
     """Count the tiles along m of a group, and their time in units of a whole tile's.
 
-    The last of several is moved up, so as to be whole, unless it may end low.
+    The last of several tiles is moved up and stays whole, unless the tile may be short.
     """
     tiles = math.ceil(rows / block_m)
     last = rows - (tiles - 1) * block_m if tiles == 1 or end_low else block_m

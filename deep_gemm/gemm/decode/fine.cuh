@@ -30,7 +30,7 @@ struct ScaleStorage {
 template <bool kAreWords>
 struct RowLoad {
   static constexpr uint32_t kOfBlock = kAreWords ? 1 : kPartsOfB;
-  // Loads along k by neighbouring lanes: the scales of a row are neighbours in memory, but words of several rows are.
+  // Loads along k by neighbouring lanes, as a row's scales are contiguous. Words are contiguous along rows instead.
   static constexpr uint32_t kTogether = kAreWords ? 1 : 8;
   static constexpr uint32_t kCount = kScaleBlocks * kOfBlock * kScalesOfRows, kPerThread = ceil_div(kCount, 128);
   static_assert(kScaleBlocks * kOfBlock % kTogether == 0, "whole sets of loads");

@@ -1,4 +1,4 @@
-// One product, whose columns D has as parts of heads: see decode/product.cuh, and head_parts.cuh.
+// One product, whose columns go to the parts of heads in D: see decode/product.cuh, and head_parts.cuh.
 #pragma once
 #include "config.cuh"
 #include "decode/product.cuh"

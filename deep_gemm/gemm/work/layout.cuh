@@ -67,10 +67,10 @@ DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
 struct Stretches {
   uint32_t* window;  // in shared memory, with kGroupIds: the numbers of the rows from window_first up to window_end
   uint32_t window_first = 0, window_end = 0;
-  bool are_many = kGroups != kGroupIds;  // at hand: one for each lane, perhaps without rows
-  Stretch stretch{};       // the one at hand, or this lane's
-  uint32_t tiles_end = 0;  // of those at hand, up to its end
-  uint32_t tiles_before = 0, tiles = 0;  // of those before, and of those at hand
+  bool are_many = kGroups != kGroupIds;  // current stretches are many: one for each lane, perhaps without rows
+  Stretch stretch{};       // the current one, or this lane's
+  uint32_t tiles_end = 0;  // of the current stretches, up to this one's end
+  uint32_t tiles_before = 0, tiles = 0;  // of the stretches before, and of the current ones
   uint32_t at = 0;         // how far the layout has been read: rows or groups
 
   DEVICE explicit Stretches(uint32_t* window_) : window(window_) {}
@@ -152,7 +152,7 @@ struct Stretches {
   // The first rows of 33 runs of one number.
   DEVICE uint32_t* runs() const { return window + kWindowRows; }
 
-  // Runs of one number that end within the next rows of the window, if any does: the first 32.
+  // Reads the first 32 runs of one number that end within the next rows of the window; false if none does.
   DEVICE bool read_runs(const Groups& g) {
     const uint32_t lane = ptx::lane_index(), most = at == 0 ? 128 : 512;  // the first tile is waited for
     const uint32_t end_of_look = at + most < window_end ? at + most : window_end;
@@ -168,7 +168,7 @@ struct Stretches {
     }
     ptx::syncwarp();
     if (count < 2) return false;
-    const uint32_t last = count - 1 < 32 ? count - 1 : 32;  // it may go on, or has no lane
+    const uint32_t last = count - 1 < 32 ? count - 1 : 32;  // this run may go on, or has no lane
     const uint32_t first = ptx::ld_shared_b32(&runs()[lane < last ? lane : last]);
     const uint32_t end = ptx::ld_shared_b32(&runs()[lane < last ? lane + 1 : last]);
     at = ptx::ld_shared_b32(&runs()[last]);
@@ -193,7 +193,7 @@ struct Stretches {
     ptx::syncwarp();
   }
 
-  // The first row from `first` on whose number fulfils a condition, or the window's end. 128 at a time, as most groups are small.
+  // Finds the first row from `first` on whose number fulfils a condition, or the window's end, 128 rows at a time.
   template <typename Condition>
   DEVICE uint32_t find(uint32_t first, const Condition& is_found) const {
 #pragma unroll 1
