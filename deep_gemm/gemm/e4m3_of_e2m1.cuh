@@ -4,13 +4,13 @@
 #include "config.cuh"
 #include "ptx/memory.cuh"
 
-// Groups of 32 of a row, each with a scale of its own, in a k-block.
+// Groups of 32 values of a row in a k-block, each with its own scale.
 constexpr uint32_t kGroupsOfBlock = kBlockK / 32;
 // E2M1's values by their three low bits, in E4M3: 0, 0.5, 1, 1.5, and 2, 3, 4, 6. Times 2^-5 to 2^6 they are ordinary numbers too.
 constexpr uint32_t kLowValues = 0x3c383000, kHighValues = 0x4c484440;
 constexpr uint32_t kShifts = 12, kShiftOfOne = 5, kMostShift = kShifts - 1 - kShiftOfOne;  // from 2^-5 on
 
-// The factor of E4M3 values among which a scale 2^(most - 127) became 2^6, the largest shift.
+// The factor of E4M3 values that were shifted so that a scale 2^(most - 127) became 2^6, the largest shift.
 DEVICE uint32_t bits_of_factor(uint32_t most) {
   return most > kMostShift ? most - kMostShift << 23 : 0x400000u >> kMostShift - most;
 }

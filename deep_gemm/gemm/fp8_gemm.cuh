@@ -75,7 +75,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     shared.ring.init(kFinishingWarps);
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
-  // If CTAs only add up, these may meet when they do.
+  // CTAs that only add up sums need not meet before they add.
   if constexpr (kStartsAlone) ptx::syncthreads(), ptx::cluster_arrive_relaxed();
   else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 

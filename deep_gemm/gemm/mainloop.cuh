@@ -15,7 +15,7 @@
 // SCALES keeps the scales for promotion. These are its members, and the members of WORK that it needs.
 static_assert(requires(const Params& p, const Tile& tile, TileScales& of_tile, FirstScales& first, uint32_t number) {
   sfb_of(p, tile);             // B's scales of the tile's group
-  skipped_scales(tile);        // how many of A's are loaded ahead of the tile's own
+  skipped_scales(tile);        // scales of A that are loaded ahead of the tile's own
   TileScales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, number);  // B's scales under a tile
   of_tile.ask(number, first);  // loads the first scales that a tile needs, from a k-block on
   of_tile.start(first);
@@ -31,8 +31,8 @@ static_assert(requires(const ThreadScales& in_first_slot, const TileScales& of_t
   scales.promote(sums, sums, stage, k_block, piece, release_slot);  // calls release_slot(loaded) as soon as the slot may go
 }, "SCALES: RunScales");
 
-// What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
-// warpgroup's first rows of A and of all of B, and scales. The loop adds multiples of a slot.
+// One math thread's operands in the ring's first slot: descriptors (their low words) of its warpgroup's first rows of A
+// and of all of B, and scales. The loop adds multiples of a slot.
 struct Operands {
   uint32_t a, b;
   ThreadScales scales;

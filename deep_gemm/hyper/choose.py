@@ -17,7 +17,7 @@ from .kernel_few import HcFewConfig, few_configs, few_us, tiles
 
 Chosen = HcConfig | HcFewConfig
 FEW_ROWS = 320
-"""More rows than this are never few."""
+"""The most rows that the kernel for few rows serves."""
 RING_US, RING_COLUMN_US = 1.485, 0.103
 """Microseconds that the kernel with a ring takes to begin and end beside its estimate, and more for each column."""
 USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)

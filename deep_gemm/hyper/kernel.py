@@ -197,7 +197,7 @@ def _candidates(n: int, batch_invariant: bool) -> tuple[HcConfig, ...]:
 
 
 def reachable_hc() -> list[HcConfig]:
-    """Every configuration that `hc_config` can give."""
+    """List every configuration that `hc_config` can give."""
     return list(
         dict.fromkeys(c for n in COLUMNS for is_invariant in (False, True) for c in _candidates(n, is_invariant))
     )

@@ -84,8 +84,8 @@ def m_grouped_bf16_gemm_nt_contiguous(
     - `a`: `[m, k]`, contiguous along k, which is a multiple of 8; `b`: `[groups, n, k]`, contiguous along n or k; `d`:
       `[m, n]`, BF16 or FP32, made and returned where it is left out.
     - `grouped_layout`: int32 `[m]`, the group of each row, -1 for none; or with `use_psum_layout=True` int32
-      `[groups]`, where each group's rows end. Groups are of any size, and need no padding; what
-      `m_grouped_fp8_gemm_nt_contiguous` says of both forms, of rows without a group and of `bias` holds here.
+      `[groups]`, where each group's rows end. Groups are of any size, and need no padding.
+      Both forms, rows without a group and `bias` are as for `m_grouped_fp8_gemm_nt_contiguous`.
 
     Where `d` is left out the product has gradients: of `a`, and of `b` in the type of `b`. `epilogue` is accepted as
     None.

@@ -25,7 +25,7 @@ def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, **inputs: Any) -> Pr
 
 
 DENSE = {
-    # How A (n: `[m, k]`) and B (t: `[n, k]`) come.
+    # Axes of A (n: `[m, k]`) and of B (t: `[n, k]`).
     major: Product(
         f"fp8_gemm_{major}", partial(dense_problem, major=major), ("recipes",), free=FREE if major[0] == "n" else ()
     )

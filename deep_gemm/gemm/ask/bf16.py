@@ -1,4 +1,4 @@
-"""Products of BF16, of matrices, of grouped rows and of groups along k: what is asked, checked.
+"""Checks of calls of BF16 products: of matrices, of grouped rows and of groups along k.
 
 Kernels get views, whatever the caller's notation: A `[m, k]`, B `[n, k]`, either dimension contiguous. Only strides
 tell how an operand lies.
@@ -25,7 +25,7 @@ from ..problem import Problem
 from .rows import ZERO_PADDING_BLOCK
 
 MULTIPLE = ADDRESS_ALIGNMENT // 2
-"""Elements of BF16 in what TMA counts strides by."""
+"""Elements of BF16 in TMA's unit of strides."""
 K_OF_SUM = 64
 """k of the sum over products is a multiple of this many."""
 

@@ -1,4 +1,4 @@
-"""Products of groups along k: what is asked, checked."""
+"""Checks of calls of products of groups along k."""
 
 from __future__ import annotations
 

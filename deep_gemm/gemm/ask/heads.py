@@ -1,4 +1,4 @@
-"""Products of heads, a matrix for each, and products into the parts of heads: what is asked, checked."""
+"""Checks of calls of products of heads, a matrix for each, and of products into the parts of heads."""
 
 from __future__ import annotations
 

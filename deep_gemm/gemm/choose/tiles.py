@@ -83,7 +83,7 @@ TILES = (
     Tile(32, 128, is_decode=True),
     *_splits(Tile(64, 64, is_decode=True), 3, 5),
 )
-"""Tiles, of more, without which products would take longer: leaving out others costs them 0.1%."""
+"""The tiles that products need, picked from a larger set: leaving out the others costs 0.1%."""
 
 TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), Tile(192, 128), Tile(256, 128))
 """Tiles if B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""

@@ -94,7 +94,7 @@ DEVICE uint32_t most_of_word(uint32_t word, uint32_t above) {
   return most;
 }
 
-// The factor of values among which a scale of this order became 2^6, the largest shift.
+// The factor of values that were shifted so that a scale of this order became 2^6, the largest shift.
 DEVICE float factor_of(uint32_t order) { return ptx::float_of(bits_of_factor(order > 0 ? order - 1 : 0)); }
 
 DEVICE uint32_t reduce_max_sync(uint32_t value) { return ~ptx::reduce_min_sync(~value); }

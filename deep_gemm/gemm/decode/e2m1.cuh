@@ -131,7 +131,7 @@ DEVICE void issue(float (&partial)[kAccumulators], const Fragments& fragments, u
   ptx::wgmma_commit_group();
 }
 
-// Where scales do not fold: a sum for each group, from zero, added in their order.
+// If scales do not fold: sums each group from zero, and adds the sums in order.
 DEVICE void multiply_groups(float (&partial)[kAccumulators], uint32_t b, uint32_t first, uint32_t a_low,
                             const ptx::Uint2 (&rows)[2]) {
 #pragma unroll

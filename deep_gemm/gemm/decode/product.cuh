@@ -18,8 +18,8 @@ struct DecodeProduct {
   uint32_t sfa_stride_m, sfa_stride_k, sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
   uint32_t slot_bytes;  // of one box of A and one of B
-  // This kernel starts when all is over that ran before the kernel ahead of it, which writes A and its scales alone. So B,
-  // and the layout of groups, may be loaded before griddepcontrol_wait.
+  // Nonzero if the kernel ahead writes only A and its scales, and this one starts only when all work before that kernel
+  // is over. Then B, and the layout of groups, may be loaded before griddepcontrol_wait.
   uint32_t weight_is_ready;
   uint32_t words;  // whose scales are words of UE8M0: see ue8m0.cuh
 };

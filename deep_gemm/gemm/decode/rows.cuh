@@ -76,7 +76,7 @@ struct Tiles {
     }
     if (ptx::lane_index() == 0) storage.queue.deal(number, {0, 0, 0, 0});
     ptx::syncwarp();
-    ptx::griddepcontrol_wait();  // without a tile nothing has waited, and the kernel before may read where D lies
+    ptx::griddepcontrol_wait();  // a CTA without tiles has not waited, and the kernel before may read D's memory
     if (p.groups.zeroes_padding) zero_padding(p.groups, storage.queue.window, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }
 
@@ -91,7 +91,7 @@ struct Tiles {
     return next_work.end_m != 0;
   }
 
-  // Writes a tile's rows as far as the group has them, from room of the warp's own: the ring is loaded meanwhile.
+  // Writes the tile's rows that the group has. Each warp uses a room of its own, as the ring is being loaded.
   template <typename Shared>
   DEVICE void store(const DecodeProduct& product, Shared&, const CtaWork& tile, const float (&total)[kAccumulators]) {
     const uint32_t warp = ptx::warp_index();

@@ -21,7 +21,7 @@ constexpr uint32_t kAccumulators = kBlockTokens / 2;
 // Whether the last tile of tokens moves up to end at the last token, and so computes some tokens again, to the same
 // bits. Otherwise TMA would fill the rows past the end with zeros. Not if C is added, which must happen once.
 constexpr bool kMovesLastTileUp = !kWithC;
-// Whether a k-block's scales find registers beside partial sums and totals.
+// Whether a thread has registers for a k-block's scales besides partial sums and totals.
 constexpr bool kScalesFit = kBlockTokens <= 64;
 
 // This CTA's work: a tile of D, over some of its k-blocks. A tile may have fewer k-blocks than CTAs.

@@ -1,5 +1,5 @@
 // Gate and up of the columns under one scale, where B has 8 rows of gate and 8 of up in turn: 64 columns, in one unit. Of 16
-// columns of the product a thread holds, of each of its two rows, two gates and the two ups that belong to them.
+// columns of the product a thread has, for each of its two rows, two gates and their two ups.
 #pragma once
 #include "cast/silu.cuh"
 #include "config.cuh"

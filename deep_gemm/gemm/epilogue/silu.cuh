@@ -31,7 +31,7 @@ DEVICE void prefetch_d(const Params&, const TileToLoad&, uint32_t, uint32_t) {}
 
 constexpr uint32_t kOfThread = kColumns / 4;
 
-// The largest magnitude of the row. NaN do not count, and infinities not where numbers are of any kind.
+// The largest magnitude of the row. NaN does not count; an infinity counts only if kIsOrdinary.
 template <bool kIsOrdinary>
 DEVICE float amax_of(const Activated& activated) {
   float amax = 0;

@@ -22,8 +22,8 @@ struct Groups {
   uint32_t zeroes_padding;
 };
 
-// Rows that follow each other and belong to one group. Not necessarily all of them: a search for the end of thousands of
-// rows would keep the first tile waiting.
+// Consecutive rows of one group, not necessarily all of its rows: a search for the end of thousands of rows would keep
+// the first tile waiting.
 struct Stretch {
   uint32_t first, end, group;
 

@@ -1,6 +1,6 @@
-// Products of several groups of rows, each with its own B. One warp of each CTA reads in the layout which tiles there are,
-// and hands the CTA's tiles to the thread that loads and to the math warps. It is ahead of them, so that a search delays
-// them little. At last it writes the zeros that callers expect in the padding behind a group.
+// Products of several groups of rows, each with its own B. One warp of each CTA finds the CTA's tiles in the layout,
+// and hands them to the thread that loads and to the math warps. It is ahead of them, so that a search delays them
+// little. At last it writes the zeros that callers expect in the padding behind a group.
 //
 // CTA i takes tiles i, i + CTAs, ... Each stretch of a group's rows has a raster of its own, and the count goes on from one
 // stretch to the next. There are no clusters.
@@ -51,7 +51,7 @@ using TileToLoad = Tile;
 constexpr uint32_t kGroupBits = kToAddresses ? 24 : 31;
 static_assert(!kToAddresses || kBlockM <= 128, "a count of rows in 7 bits");
 
-// What follows the last tile: any other ends behind a row.
+// Marks the end of the tiles: any other tile ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
 
 struct Tiles {
