@@ -41,8 +41,8 @@ DEVICE ptx::Uint2 e4m3_of_eight(uint32_t codes, const Table& table) {
           high | (ptx::byte_perm(shifted, codes, 0x7362) & 0x80808080)};
 }
 
-// A row's word of scales for a k-block in which the row has `groups` groups. Past the last group the word repeats the
-// first group's scale, as the values there are zero.
+// A row's word of scales for a k-block with `groups` groups of the row. Past the last group the word repeats the first
+// group's scale, as the values there are zero.
 DEVICE uint32_t scales_within(uint32_t word, uint32_t groups) {
   if (groups < kGroupsOfBlock) word = ptx::byte_perm(word, 0, groups == 1 ? 0x0000 : groups == 2 ? 0x0010 : 0x0210);
   return word;

@@ -67,7 +67,7 @@ def scales_map(sf: Tensor, rows: int, parts: int = 1) -> TensorMap:
 
 
 def output_map(d: Tensor, panel_columns: int) -> TensorMap:
-    """Map D, a matrix or several, in boxes of a panel; a wide panel's columns are two dimensions: spans, and in spans.
+    """Map D, a matrix or several, in boxes of a panel; a wide panel's columns have two dimensions: span, and in it.
 
     See `Span` in the epilogue that stores panels.
     """

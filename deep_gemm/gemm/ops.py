@@ -124,7 +124,7 @@ operators(
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep the tensors from which gradients are made."""
+    """Keep the tensors that gradients need."""
     a, b, layout, *ctx.said, bias = inputs
     if bias is not None and bias.requires_grad:
         refuse_gradient("bias")

@@ -125,7 +125,7 @@ def chosen_tile(
     split_k: bool = True,
     whole_gpu: bool = True,
 ) -> Tile:
-    """The tile of `select`, by these timings, or by the GPU's."""
+    """Choose the tile as `select` does, by these timings, or by the GPU's."""
     m, n, k, _ = sizes
     if output.work is DENSE:
         return menu_of(n, k, output, gpu, split_k, whole_gpu).tile_for(int(m))

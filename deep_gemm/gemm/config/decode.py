@@ -70,7 +70,7 @@ class DecodeConfig(Config):
     work: Work = DENSE
     """The rows that each B multiplies: all rows, its head's or its group's."""
     epilogue: Epilogue = TO_D
-    """The way to D: to all its columns, or to heads that have unwritten columns between their parts."""
+    """The way to D: to all its columns, or to heads with unwritten columns between their parts."""
     b: Values = E4M3
     """Values of B; E2M1 becomes E4M3 in registers."""
     sfb: Scales = PER_BLOCK

@@ -181,7 +181,7 @@ class GemmConfig(Config, Output):
 
     @property
     def has_scales(self) -> bool:
-        """Slots have scales, by which partial sums are promoted."""
+        """Slots hold scales, and partial sums are promoted by them."""
         return self.sfa not in (None, WHOLE)
 
     @property
@@ -333,7 +333,7 @@ class GemmConfig(Config, Output):
     def box_rows_of_sfa(self, m: int) -> int:
         """Rows of A whose scales one TMA load brings: a tile's, but no more than A has in whole 16 bytes.
 
-        With several parts a load brings all rows of a tile, as the lines of parts lie that far apart in a slot.
+        With several parts: all rows of a tile, as parts' lines are that far apart in a slot. Groups begin at any row.
         """
         if self.work.groups_rows:
             return self.box_scale_rows

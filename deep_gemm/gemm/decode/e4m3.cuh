@@ -53,7 +53,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   Scales scales;
   if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
   for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
-    ptx::bar_sync(1, kNumMathThreads);  // all warps are done with the scales before
+    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before
     scales.store(shared.scales);
     ptx::bar_sync(1, kNumMathThreads);
     if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);

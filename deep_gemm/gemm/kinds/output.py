@@ -111,12 +111,12 @@ class Output:
 
     @cached_property
     def scale_parts(self) -> int:
-        """Parts of a k-block that have their own scales in A."""
+        """Parts of a k-block with their own scales in A."""
         return SCALE_BLOCK // self.columns_of_a
 
     @property
     def scale_parts_of_b(self) -> int:
-        """Parts of a k-block that have their own scales in B; 1 if the scales fold into B's values."""
+        """Parts of a k-block with their own scales in B; 1 if the scales fold into B's values."""
         return 1 if self.sfb in (None, WHOLE) or self.converts_b else SCALE_BLOCK // self.sfb.columns
 
     @property

@@ -59,7 +59,7 @@ DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
 }
 
 // Finds stretches in the order of the layout, and counts their tiles. A whole warp does it: an answer of global memory
-// takes longer than a k-block, so each request is for much. All CTAs then find their first tile after one answer, and
+// takes longer than a k-block, so each request asks for much. All CTAs then find their first tile after one answer, and
 // begin together. When some began later, all ran 2% longer, because they shared fewer loads in the L2.
 //
 // Groups of few rows have low tiles. Their ids are read 32 stretches at a time: one by one a stretch takes 0.27 us, and
