@@ -112,8 +112,8 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     Share share;  // of the tile that was multiplied last
     Tile tile;
     while (true) {
-      // The next tile is taken, and its first scales are asked for, before the totals of the last one are stored: the answer
-      // would keep the first product waiting.
+      // Takes the next tile, and asks for its first scales, before the last tile's totals are stored: otherwise the
+      // first product would wait for the answer.
       if (!kStoresAtOnce && share.is_any) tiles.finish(tile);
       const Tile done = tile;
       const bool is_tile = tiles.next(tile);

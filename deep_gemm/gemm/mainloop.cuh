@@ -63,8 +63,8 @@ DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b
 // With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
 // only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
 //
-// Scales are loaded ahead of the WGMMAs if possible: behind them the loads wait for the warp's own WGMMAs, and ptxas lets
-// the next WGMMA wait for what needs them.
+// Scales are loaded ahead of the WGMMAs if possible: behind them the loads wait for the warp's own WGMMAs, and ptxas
+// lets the next WGMMA wait for the instructions that use the scales.
 template <uint32_t kCount, uint32_t kOfUnit = kParts, uint32_t kUnits>
 DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileScales& tile_scales,
                               uint32_t k_block_of_32, RingPosition& at, bool& is_loaded, bool is_part,
@@ -110,7 +110,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
 template <uint32_t kUnits>
 DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales& tile_scales, uint32_t count,
                           RingPosition& at, bool& is_loaded, bool is_part, float (&total)[kUnits][kUnitN / 2]) {
-  // Kept from the compiler, which would compute it anew for each turn of the loop.
+  // Hidden from the compiler, which would compute the value again in each turn of the loop.
   const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
   uint32_t k_block = 0;
 #pragma unroll 1
@@ -131,7 +131,7 @@ DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales
       multiply_k_blocks<1>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
 }
 
-// Scales that no k-block changes leave these to scales/whole.cuh.
+// Only scales that do not change along k need these functions: scales/whole.cuh has its own.
 template <typename... Any>
 DEVICE void ask_factors(Any&&...) {}
 template <typename... Any>

@@ -135,9 +135,9 @@ struct Tiles {
     return true;
   }
 
-  // Where this CTA's next tile is; or, in a last wave of no more tiles than half of the CTAs, the half of a tile that it
-  // takes: two CTAs share each. Whether the wave has more is seen by its middle. The three are looked for in the order of
-  // their numbers.
+  // Finds this CTA's next tile. If the last wave has no more tiles than half of the CTAs, two CTAs share each tile, and
+  // this finds the CTA's half. A tile in the middle of the wave shows that the wave has more. All three tiles are
+  // looked for in the order of their numbers.
   DEVICE bool find(const Groups& groups, FoundTile& found) {
     const uint32_t cta = ptx::block_index(), wave = next_tile - cta, middle = wave + ptx::grid_size() / 2;
     // A search through ids would keep the first tile waiting.
@@ -203,8 +203,8 @@ struct ClippedBox {
   }
 };
 
-// How many rows of A are loaded for a tile: whole boxes, as far as the group has rows. What lies in the slot behind them is
-// not multiplied, or by a warpgroup whose rows there are not stored.
+// Rows of A that are loaded for a tile: whole boxes, as far as the group has rows. Older data behind them in the slot
+// are not multiplied, or only by a warpgroup that does not store these rows.
 DEVICE uint32_t rows_loaded(const Tile& tile) {
   const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
   return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
