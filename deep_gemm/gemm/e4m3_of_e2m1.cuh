@@ -4,13 +4,13 @@
 #include "config.cuh"
 #include "ptx/memory.cuh"
 
-// Groups of 32 of a row, each with a scale of its own, in a k-block.
+// Groups of 32 values of a row in a k-block, each with its own scale.
 constexpr uint32_t kGroupsOfBlock = kBlockK / 32;
 // E2M1's values by their three low bits, in E4M3: 0, 0.5, 1, 1.5, and 2, 3, 4, 6. Times 2^-5 to 2^6 they are ordinary numbers too.
 constexpr uint32_t kLowValues = 0x3c383000, kHighValues = 0x4c484440;
 constexpr uint32_t kShifts = 12, kShiftOfOne = 5, kMostShift = kShifts - 1 - kShiftOfOne;  // from 2^-5 on
 
-// The factor of E4M3 values among which a scale 2^(most - 127) became 2^6, the largest shift.
+// The factor of E4M3 values that were shifted so that a scale 2^(most - 127) became 2^6, the largest shift.
 DEVICE uint32_t bits_of_factor(uint32_t most) {
   return most > kMostShift ? most - kMostShift << 23 : 0x400000u >> kMostShift - most;
 }
@@ -41,8 +41,8 @@ DEVICE ptx::Uint2 e4m3_of_eight(uint32_t codes, const Table& table) {
           high | (ptx::byte_perm(shifted, codes, 0x7362) & 0x80808080)};
 }
 
-// A row's word of scales in a k-block of which the row has so many groups: behind the last one the first one's scale again, as
-// what is there is zero.
+// A row's word of scales for a k-block with `groups` groups of the row. Past the last group the word repeats the first
+// group's scale, as the values there are zero.
 DEVICE uint32_t scales_within(uint32_t word, uint32_t groups) {
   if (groups < kGroupsOfBlock) word = ptx::byte_perm(word, 0, groups == 1 ? 0x0000 : groups == 2 ? 0x0010 : 0x0210);
   return word;

@@ -61,11 +61,11 @@ class Question:
         return sorted(found, key=lambda candidate: candidate.cost_us)
 
     def choice(self) -> Tile:
-        """The tile that such a product runs with."""
+        """Give the tile that such a product runs with."""
         return chosen_tile(self.sizes, self.output, self.gpu)
 
     def megabytes(self) -> float:
-        """Megabytes that must move between DRAM and the SMs: A, B and D, and what is added to it."""
+        """Count megabytes that must move between DRAM and the SMs: A, B, D, and a C that is added."""
         m, n, k = self.m, self.n, self.k
         weight, of_row = bytes_of_weight(n, k, self.output), row_bytes(n, k, self.output)
         if self.output.work.groups_rows:
@@ -74,7 +74,7 @@ class Question:
         return self.num_groups * (weight + m * of_row) / 1e6
 
     def title(self) -> str:
-        """The product in words."""
+        """Describe the product in words."""
         d_type = "FP32" if self.output.is_fp32 else "BF16"
         by_row = ", a scale for each row of B" if self.output.sfb == PER_ROW else ""
         fine = [f"{side.rows}x{side.columns}" for side in (self.output.sfa, self.output.sfb) if side is not None]
@@ -111,14 +111,14 @@ def explain(
     gpu: str | None = None,
     fp4: bool = False,
 ) -> list[Estimate]:
-    """Print and return every candidate for a product with what it is thought to take, best first, and why it lost.
+    """Print and return every candidate for a product, best first, with its estimated time and why it lost.
 
     - `with_c`: C is another tensor, added; `accumulate`: C is D itself.
     - `recipe`, `recipe_a`, `recipe_b`: as for the products; (1, 0) for both sides states a scale for each whole row.
     - `groups`: "ids" or "ends" for `m` stacked rows of `num_groups` groups, "counts" for groups of about `m` rows each
       ("masked"), "heads" for products of `m` rows each (`fp8_einsum`), "depths" for groups along k that are `k` deep on
       average.
-    - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
+    - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or, without one, an H200.
     - `fp4`: B is FP4 (MXFP4) with scales in bytes or words, as `fp8_fp4_gemm_nt` takes it.
 
     >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP
@@ -145,7 +145,7 @@ def asked(
     gpu: str | None,
     fp4: bool = False,
 ) -> Question:
-    """Check what is asked, in the words of the products."""
+    """Check the question, in the words of the products."""
     kinds = {name: work for name, work in GROUPS.items() if not fp4 or work.groups_rows}
     if groups is not None and (not isinstance(groups, str) or groups not in kinds):
         raise ValueError(f"groups: expected {', '.join(kinds)} or None, got {groups!r}")

@@ -5,7 +5,7 @@ scales. If A's scales are finer, each group of columns that share one gets a blo
 
     [rows, k]  ->  [rows, ceil(k / g), 128]: g columns of each 128, and zeros
 
-Zeros add nothing to the sum of a block, so products of 128 columns give what the definition asks. It costs a copy of
+Zeros add nothing to a block's sum, so products of 128 columns give the result by the definition. It costs a copy of
 both operands in each call, and 128 / g times the work. The host reads no value, so any scale is right, and a captured
 graph may be replayed with others.
 """
@@ -33,7 +33,7 @@ TIMES = {32: 10, 64: 6}
 def as_kernels_take_it(
     a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_a: Scales
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Scales]:
-    """Give checked operands of which B is FP4 as there are kernels for them, and how A is scaled then."""
+    """Convert checked operands with an FP4 B to operands that kernels take; also give A's scaling then."""
     if sfb.dtype != torch.int32:
         return a, sfa, packed.as_e4m3(b), sfb, of_a
     if of_a.columns == SCALE_BLOCK:

@@ -75,11 +75,11 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     shared.ring.init(kFinishingWarps);
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
-  // If CTAs only add up, these may meet when they do.
+  // CTAs that only add up sums need not meet before they add.
   if constexpr (kStartsAlone) ptx::syncthreads(), ptx::cluster_arrive_relaxed();
   else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
-  // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
+  // As a dependent of the kernel before (set_pdl), this one has run to here beside it, and goes on after it.
   ptx::griddepcontrol_wait();
 
   Tiles tiles(p, shared.roles.work);
@@ -112,8 +112,8 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     Share share;  // of the tile that was multiplied last
     Tile tile;
     while (true) {
-      // The next tile is taken, and its first scales are asked for, before the totals of the last one are stored: the answer
-      // would keep the first product waiting.
+      // Takes the next tile, and asks for its first scales, before the last tile's totals are stored: otherwise the
+      // first product would wait for the answer.
       if (!kStoresAtOnce && share.is_any) tiles.finish(tile);
       const Tile done = tile;
       const bool is_tile = tiles.next(tile);

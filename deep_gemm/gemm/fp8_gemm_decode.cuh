@@ -6,9 +6,9 @@
 //                                for each k-block:       full --wait--> WGMMA, promote --arrive--> empty
 //                                after the last k-block: accumulators --cluster--> sums -> transposed -> D
 //
-// decode/tile.cuh has what a CTA computes, the loop over k-blocks, and the way to D; decode/product.cuh what the kernel is given,
-// of one product or of several; decode/e4m3.cuh, decode/fine.cuh and decode/e2m1.cuh, of which config.cuh names one, how B is
-// multiplied.
+// decode/tile.cuh has a CTA's work, the loop over k-blocks, and the way to D. decode/product.cuh has the parameters of
+// one product or of several. config.cuh names the file that multiplies B: decode/e4m3.cuh, decode/fine.cuh,
+// decode/whole.cuh or decode/e2m1.cuh.
 #pragma once
 #include "config.cuh"
 #include "decode/tile.cuh"
@@ -31,7 +31,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == kSharedBytes, "DecodeConfig.shared_bytes and SharedStorage differ");
 static_assert(kClusterK > 1 || !Tiles::kIsOnly || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
 
-// One product or several: Params, and CtaWork, what the CTA computes at a time: Work, and of which head or group.
+// One product or several: Params, and CtaWork, which is a CTA's Work at a time, with its head or group if any.
 static_assert(requires(const Params& p, SharedStorage& shared, Tiles::Storage& storage, Tiles& tiles, CtaWork& work, RingPosition& at,
                        void load_tile(const CtaWork&, RingPosition&, bool), float (&total)[kAccumulators], uint32_t row, uint32_t k) {
   storage.init();             // shared memory for tiles, by one thread
@@ -48,7 +48,7 @@ static_assert(requires(const Params& p, SharedStorage& shared, CtaWork& work, Ri
   multiply(product_of(p, work), shared, work, at, total);  // by the math warps: sums up this CTA's k-blocks
 }, "DECODE_B");
 
-// Loads a tile's k-blocks, kSlotBlocks of them into each slot of the ring; of a CTA's first tile B comes ahead.
+// Loads a tile's k-blocks, kSlotBlocks of them into each slot of the ring. For a CTA's first tile it loads B ahead.
 DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork& work, RingPosition& at, bool is_first) {
   const auto load_b = [&](uint32_t i, uint32_t stage) {
     ptx::mbarrier_arrive_expect_tx(&shared.ring.full[stage], p.slot_bytes);
@@ -69,7 +69,7 @@ DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork&
       for (uint32_t stage = 0; stage * kSlotBlocks < end_ahead - work.k_block; ++stage)
         load_b(work.k_block + stage * kSlotBlocks, stage);
     }
-    // What the kernel before wrote can be read from here on; B counts as such, unless it is ready.
+    // From here on data of the kernel before can be read. B is taken for such data, unless it is ready.
     ptx::griddepcontrol_wait();
 #pragma unroll 1
     for (; i < end_ahead; i += kSlotBlocks, at = at.next()) load_a(i, at.stage);

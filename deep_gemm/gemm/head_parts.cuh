@@ -1,17 +1,17 @@
-// D has the columns of a product in heads, each a left and a right part with columns between them that nobody writes:
+// D has the columns of a product in heads. A head has a left and a right part, and unwritten columns between them:
 //
 //   columns of the product   | left 0 | right 0 | left 1 | right 1 | ...
 //   columns of D             | left 0 | mid | right 0 | left 1 | mid | right 1 | ...
 //
-// gemm/problem.py says the same of a head, and where multiplier and shift come from.
+// gemm/problem.py describes heads in the same way, and derives multiplier and shift.
 #pragma once
 #include "ptx/platform.cuh"
 
 struct HeadParts {
-  uint32_t left, mid, columns;  // of a left part, of what lies between, of both parts
+  uint32_t left, mid, columns;  // of a left part, between the parts, of both parts
   uint32_t multiplier, shift;   // a division by `columns`, all multiples of 8, takes one multiplication
 
-  // How many whole heads lie before a column of the product.
+  // Counts the whole heads before a column of the product.
   DEVICE uint32_t before(uint32_t column) const {
     return static_cast<uint32_t>(static_cast<uint64_t>(column / 8) * multiplier >> shift);
   }

@@ -1,8 +1,8 @@
-// The tensor maps of groups along k, made on the GPU, where alone the groups' depths may be known. It runs ahead of
-// fp8_gemm, which finds them in memory of their own: no map changes while a copy may be reading it.
+// Makes the tensor maps of groups along k on the GPU, as only the GPU may know the groups' depths. It runs ahead of
+// fp8_gemm, which finds the maps in memory of their own: no map changes while a copy may be reading it.
 //
-// One thread for each group. It reads all depths: their sums say where its operands begin, and how many are greater says
-// which place it has, the deepest group first.
+// Each group has a thread, which reads all depths. The sum of the depths before says where the group's operands begin.
+// The number of greater depths is the group's place, the deepest group first.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/tensormap.cuh"
@@ -11,16 +11,16 @@
 #include "work/k_groups.cuh"
 
 constexpr uint32_t kMapThreads = 32;
-// As many as fit 4 KB of parameters, about.
+// About the most that fit in 4 KB of parameters.
 constexpr uint32_t kMaxInlineKs = 896;
 
 struct MapParams {
-  ptx::TensorMap map_a, map_b;  // of some group's operands: boxes and swizzles are those of all
-  const uint8_t *a, *b;         // those of all groups, one after another
+  ptx::TensorMap map_a, map_b;  // of some group's operands: all groups have the same boxes and swizzles
+  const uint8_t *a, *b;         // operands of all groups, one after another
   KGroup* k_groups;
   const int32_t* ks;  // null: they are in inline_ks
   uint32_t m, n, count;
-  uint32_t sum_k, num_k_blocks;  // of all groups: what there is of values and of scales
+  uint32_t sum_k, num_k_blocks;  // of all groups: depth of the values, and of the scales
   int32_t inline_ks[kMaxInlineKs];
 };
 #include "map_params_layout.cuh"  // asserts that it lies as core/params.py packs it
@@ -65,7 +65,7 @@ DEVICE Place place_of(const MapParams& p, uint32_t group) {
   return place;
 }
 
-// A map of row-major [rows, k]. A group without depth gets one that is legal, and nobody uses.
+// Makes a map of row-major [rows, k]. A group without depth gets a legal map, which is not used.
 DEVICE void make_map(ptx::TensorMap* map, const ptx::TensorMap& like, const uint8_t* values, uint32_t k) {
   ptx::tensormap_copy(map, like);
   ptx::tensormap_replace_address(map, values);
@@ -74,7 +74,7 @@ DEVICE void make_map(ptx::TensorMap* map, const ptx::TensorMap& like, const uint
 }
 
 KERNEL(kMapThreads, 1) k_group_maps(GRID_CONSTANT MapParams p) {
-  ptx::griddepcontrol_launch_dependents();  // the kernel that multiplies may come as far as it can without these maps
+  ptx::griddepcontrol_launch_dependents();  // the product's kernel may start, and run until it needs these maps
   ptx::griddepcontrol_wait();
   const uint32_t group = ptx::block_index() * kMapThreads + ptx::thread_index();
   if (group >= p.count) return;

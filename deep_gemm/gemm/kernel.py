@@ -48,9 +48,9 @@ def params_of(config: GemmConfig | DecodeConfig) -> Params:
 
 
 def code_plan(config: GemmConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of.
+    """Derive the parts that the kernel's machine code must have.
 
-    The k loops, of runs and of the tail, are there once, or once more for the units of a tile that is short or narrow:
+    The code has the k loops, of runs and of the tail, once, and once more for the units of a short or narrow tile:
     `#pragma unroll 1` keeps NVRTC from unrolling them, and neither NVRTC nor ptxas peels them.
     """
     producer_registers, math_registers = config.registers

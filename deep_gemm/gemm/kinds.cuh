@@ -1,5 +1,5 @@
-// What differs between kinds of products. config.cuh names one file of each kind; a new kind is a new file. What a file gives to
-// the kernel and to the main loop stands here, and the compiler checks it: an error names what a file lacks.
+// The parts that differ between products. config.cuh names one file of each kind; a new kind is a new file. This file
+// states the members that the kernel and the main loop use. The compiler checks them, and names missing ones.
 #pragma once
 #include "config.cuh"
 #include "ring.cuh"
@@ -12,8 +12,8 @@
 
 struct SharedStorage;
 
-// Which tiles a CTA computes, what TMA loads for them, and where they lie in D. Params is Product, and what this kind adds. Tile
-// and TileToLoad say where a tile of D begins, and what else the math warps, and the loading thread, need to know.
+// A CTA's tiles, their loads by TMA, and their places in D. Params is Product with the additions of this kind. Tile and
+// TileToLoad say where a tile of D begins, and all else that the math warps, or the loading thread, need to know.
 static_assert(requires(const Params& p, WorkStorage& storage, Tiles& tiles, Tile& tile, const TileToLoad& to_load,
                        void load_tile(const TileToLoad&), uint32_t warp) {
   storage.init();               // shared memory of this kind, by one thread
@@ -35,13 +35,13 @@ static_assert(requires(Share& share, const Tile& tile, uint32_t warpgroup, Total
 }, "WORK: Share");
 static_assert(requires(const Params& p, const TileToLoad& tile, const TileLoad& load, const Slot& slot, uint32_t k_block, uint32_t k) {
   TileLoad(p, tile);
-  load.load_slot(slot, k_block, k);  // asks TMA for what one slot needs, in all slot_bytes
+  load.load_slot(slot, k_block, k);  // asks TMA for the data of one slot, in all slot_bytes
   load.slot_bytes;
 }, "WORK: TileLoad");
 static_assert(requires(const Params& p, const Tile& tile, const Destination& d, const uint8_t* panel, uint32_t column, uint32_t row) {
   Destination(p, tile, row);  // of D, where the last row of the tile that is stored is before `row`
   d.store(panel, column, row);
-  d.prefetch(column, row);    // asks the L2 for what a panel is added to
+  d.prefetch(column, row);    // asks the L2 for the D that a panel is added to
   d.span;
 }, "WORK, or DESTINATION of dense products");
 
@@ -49,8 +49,8 @@ static_assert(requires(const Params& p, const Tile& tile, const Destination& d, 
 static_assert(requires(const Params& p, OutputStorage& storage, OutputBarriers& barriers, Output& output, const Tile& tile,
                        const TileToLoad& to_load, Totals& total, uint32_t warpgroup, uint32_t k_block, uint32_t end) {
   barriers.init();                       // by one thread
-  Output(storage, barriers, warpgroup);  // what becomes of a warpgroup's tiles
-  output.expect(p, tile);                // before a tile is multiplied: asks for what its stores will need
+  Output(storage, barriers, warpgroup);  // stores a warpgroup's tiles
+  output.expect(p, tile);                // before a tile is multiplied: asks for data that its stores will need
   output.store_tile(p, tile, total);
   output.finish();                       // behind the last tile
   prefetch_output_map(p);
@@ -64,7 +64,7 @@ static_assert(requires(const Params& p, SharedStorage& shared, ConvertStorage& s
   storage.init();                          // by one thread
   storage.full_of_b(full, stage);          // the barrier that counts B's bytes
   Passes(storage);
-  passes.again<true>();                    // asked after a tile's k-blocks by all that go through them, warps or threads: once more?
+  passes.again<true>();                    // by all roles after a tile's k-blocks: true for another pass
   scale_tiles(p, shared, tiles, which);    // by the producer's last warps
   convert_tiles(p, shared, tiles, which);  // by the converting warpgroups
 }, "CONVERT");
@@ -74,7 +74,7 @@ static_assert(requires(const Params& p, Ring& ring, const uint8_t* a, const uint
                        const Operands& operands, FirstScales& first, const Tile& tile, RingPosition& at, Passes& passes,
                        const Share& share, Output& output, Totals& total) {
   Operands(a, b, scales, warpgroup);  // where a warpgroup's operands lie in the ring's first slot
-  begin_scales(p, tile, first);       // what a tile needs of scales before it can begin
+  begin_scales(p, tile, first);       // loads the scales that a tile needs before it can begin
   multiply_tile(p, ring, operands, first, tile, at, passes, share, output, total);
   skip_tile(p, ring, tile, at, passes);
 }, "MAINLOOP");

@@ -31,14 +31,14 @@ from .problem import Problem, write_without_depth
 
 Config = GemmConfig | DecodeConfig
 MORE_ALIKE = 4
-"""So many neighbors of rows alike are asked for the same choice, on either side: each takes 50 us of a first call."""
+"""Neighboring bands of rows, on either side, that are tried for the same choice: each takes 50 us of a first call."""
 
 
 def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> None:
     """Compute a product on the GPU that its tensors are on. The host does not wait for a layout.
 
-    `config` None leaves the choice to the heuristics. `is_behind_cast`: the kernel ahead on this stream writes A and
-    its scales alone, and lets this one start only when all that ran before it is over, a layout among it.
+    `config` None leaves the choice to the heuristics. `is_behind_cast`: the kernel ahead on this stream writes only A
+    and its scales, and lets this one start only when all work before that kernel is over, a layout included.
     """
     if 0 in (p.m, p.n, p.groups):
         return
@@ -48,7 +48,7 @@ def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> None
     gpu = gpu_of(p.d.get_device())
     config = fitting(config, p, gpu)
     ready = prepared(p, config)
-    # Else the kernel ahead writes more than A and its scales.
+    # Otherwise the kernel ahead writes more than A and its scales.
     is_ready = is_behind_cast and ready.sfb is p.sfb and ready.c is p.c
     start(ready, config, num_sms_of(gpu.num_sms), is_dependent=is_behind_cast, weight_is_ready=int(is_ready))
 
@@ -87,7 +87,7 @@ def chosen(sizes: Sizes, output: Output, gpu: Gpu, majors: Majors = K_MAJOR, par
 
 
 def _note_what_serves(p: Problem, sizes: Sizes, config: Any, gpu: Gpu) -> None:
-    """Let a record that is made serve the rows, or depths, that get the same configuration."""
+    """Let the record being made serve the rows, or depths, that get the same configuration."""
     m: Any = p.m
     if p.work.is_along_k:
         _let_serve_alike(p.k, lambda k: chosen(sizes._replace(k=k), p.output, gpu) == config)
@@ -123,7 +123,7 @@ def _let_serve_alike(number: Any, is_same: Callable[[int], bool]) -> None:
 
 
 def let_serve_band(m: Any, gpu: Gpu) -> None:
-    """Let a record that is made serve the band of rows in which a dense product has one choice."""
+    """Let the record being made serve the whole band of rows that share one choice of a dense product."""
     if not isinstance(m, Number):
         return
     if num_sms_of(gpu.num_sms) < gpu.num_sms or settings().print_configs:  # each choice is printed
@@ -153,7 +153,7 @@ def majors_of(p: Problem) -> Majors:
 
 
 def prepared(p: Problem, config: Config) -> Problem:
-    """Lay scales, and a layout, out as the kernel loads them; the problem itself where they lie so."""
+    """Lay out scales, and a layout, as the kernel loads them; give the problem itself if they already are."""
     layout = p.c
     if p.work.reads_ids and layout is not None and layout.data_ptr() % ADDRESS_ALIGNMENT:
         layout = layout.clone()
@@ -247,8 +247,8 @@ def _planes(p: Problem, x: Tensor) -> Tensor:
 
 
 def _decode_operands(p: Problem, config: DecodeConfig) -> dict[str, Any]:
-    """Maps and operands, by the names that `fp8_gemm_decode` has for them."""
-    # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
+    """Give maps and operands by the names that `fp8_gemm_decode` has for them."""
+    # A box has no more rows than the tensor: TMA takes longer to fill a row with zeros than to load one.
     return {
         "map_a": Mapped(operand_map(_planes(p, p.a), min(config.block_tokens, p.m), config.block_k), p.a),
         "map_b": Mapped(operand_map(p.b, min(config.block_n, p.n), config.block_k), p.b),
@@ -257,7 +257,7 @@ def _decode_operands(p: Problem, config: DecodeConfig) -> dict[str, Any]:
 
 
 def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
-    """Maps and operands, by the names that `fp8_gemm` and `bf16_gemm` have for them."""
+    """Give maps and operands by the names that `fp8_gemm` and `bf16_gemm` have for them."""
     of = _maps_of_operands(p, config)
     if config.has_scales:
         of["map_sfa"] = Mapped(scales_map(_planes(p, p.sfa), config.box_rows_of_sfa(p.m), config.scale_parts), p.sfa)
@@ -273,7 +273,7 @@ def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
 
 
 def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
-    """Maps of A and B, which groups along k have in a room of their own if they have scales."""
+    """Give maps of A and B; none for groups along k with scales, whose maps are in a room of their own."""
     columns, majors = config.block_k, config.majors
     of_b = columns // 2 if config.converts_b else columns  # bytes of FP4
     if p.work.maps is None:
@@ -287,7 +287,7 @@ def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
         rows, before = config.box_rows_of_a, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()
         map_a = clipped_map(_planes(p, p.a), (rows, columns), 128)
         return {"map_a": Mapped(map_a, p.a, before), "map_b": Mapped(map_b, p.b)}
-    # Boxes of A have no rows that are never there.
+    # Boxes of A have no more rows than A.
     map_a = operand_map(p.a, min(config.box_rows_of_a, p.m), columns, is_mn_major=majors.a_is_mn)
     return {"map_a": Mapped(map_a, p.a), "map_b": Mapped(map_b, p.b)}
 

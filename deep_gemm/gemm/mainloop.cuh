@@ -12,12 +12,12 @@
 #include SCALES
 #include WORK
 
-// Where the scales are when partial sums are promoted: SCALES, and what it needs of WORK.
+// SCALES keeps the scales for promotion. These are its members, and the members of WORK that it needs.
 static_assert(requires(const Params& p, const Tile& tile, TileScales& of_tile, FirstScales& first, uint32_t number) {
   sfb_of(p, tile);             // B's scales of the tile's group
-  skipped_scales(tile);        // how many of A's are loaded ahead of the tile's own
+  skipped_scales(tile);        // scales of A that are loaded ahead of the tile's own
   TileScales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, number);  // B's scales under a tile
-  of_tile.ask(number, first);  // loads those that a tile needs first, from a k-block on
+  of_tile.ask(number, first);  // loads the first scales that a tile needs, from a k-block on
   of_tile.start(first);
   of_tile.advance(number);     // before every 32nd k-block
 }, "SCALES: TileScales");
@@ -31,8 +31,8 @@ static_assert(requires(const ThreadScales& in_first_slot, const TileScales& of_t
   scales.promote(sums, sums, stage, k_block, piece, release_slot);  // calls release_slot(loaded) as soon as the slot may go
 }, "SCALES: RunScales");
 
-// What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
-// warpgroup's first rows of A and of all of B, and scales. The loop adds multiples of a slot.
+// One math thread's operands in the ring's first slot: descriptors (their low words) of its warpgroup's first rows of A
+// and of all of B, and scales. The loop adds multiples of a slot.
 struct Operands {
   uint32_t a, b;
   ThreadScales scales;
@@ -63,8 +63,8 @@ DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b
 // With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
 // only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
 //
-// Scales are loaded ahead of the WGMMAs if possible: behind them the loads wait for the warp's own WGMMAs, and ptxas lets
-// the next WGMMA wait for what needs them.
+// Scales are loaded ahead of the WGMMAs if possible: behind them the loads wait for the warp's own WGMMAs, and ptxas
+// lets the next WGMMA wait for the instructions that use the scales.
 template <uint32_t kCount, uint32_t kOfUnit = kParts, uint32_t kUnits>
 DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileScales& tile_scales,
                               uint32_t k_block_of_32, RingPosition& at, bool& is_loaded, bool is_part,
@@ -110,7 +110,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
 template <uint32_t kUnits>
 DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales& tile_scales, uint32_t count,
                           RingPosition& at, bool& is_loaded, bool is_part, float (&total)[kUnits][kUnitN / 2]) {
-  // Kept from the compiler, which would compute it anew for each turn of the loop.
+  // Hidden from the compiler, which would compute the value again in each turn of the loop.
   const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
   uint32_t k_block = 0;
 #pragma unroll 1
@@ -131,7 +131,7 @@ DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales
       multiply_k_blocks<1>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
 }
 
-// Scales that no k-block changes leave these to scales/whole.cuh.
+// Only scales that do not change along k need these functions: scales/whole.cuh has its own.
 template <typename... Any>
 DEVICE void ask_factors(Any&&...) {}
 template <typename... Any>

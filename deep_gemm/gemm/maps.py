@@ -1,4 +1,4 @@
-"""Tensor maps of operands: what TMA is told of a matrix, of several, of scales, of an output."""
+"""Tensor maps: descriptions for TMA of a matrix, several matrices, scales, or an output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.jit.tensor_map import MAX_SWIZZLE, ElementType, TensorMap
 
 
 def element_of(x: Tensor) -> ElementType:
-    """Give the element type with which TMA moves a tensor."""
+    """Give the element type that TMA takes for a tensor."""
     is_fp32, is_bf16 = x.dtype == torch.float32, x.dtype == torch.bfloat16
     return ElementType.FLOAT32 if is_fp32 else ElementType.BFLOAT16 if is_bf16 else ElementType.UINT8
 
@@ -29,7 +29,7 @@ def operand_map(x: Tensor, rows: int, columns: int, *, is_mn_major: bool = False
 def matrix_map(
     element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int, *, transposed: bool = False
 ) -> TensorMap:
-    """A row-major matrix, or one that becomes one when `transposed`."""
+    """Map a row-major matrix, or one that is row-major when `transposed`."""
     (rows, columns), (pitch, other) = x.shape, x.stride()
     if transposed:
         rows, columns, pitch = columns, rows, other
@@ -38,14 +38,14 @@ def matrix_map(
 
 
 def plane_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
-    """Row-major matrices, one behind another."""
+    """Map row-major matrices, one behind another."""
     planes, rows, columns = x.shape
     strides = (row_pitch(x) * element.value, plane_stride(x) * element.value)
     return TensorMap(element, (columns, rows, planes), strides, (box[1], box[0], 1), swizzle)
 
 
 def clipped_map(x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
-    """Row-major matrices whose boxes can be cut off at any row; the map begins a box before them."""
+    """Map row-major matrices whose boxes can be cut off at any row; the map begins a box before them."""
     (planes, rows, columns), element = x.shape, element_of(x)
     pitch = row_pitch(x) * element.value
     strides = (pitch, pitch, plane_stride(x) * element.value)
@@ -53,21 +53,21 @@ def clipped_map(x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
 
 
 def late_map(x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
-    """A row-major matrix whose boxes may begin with zeros: `(column, i, row)` is `x[row + i, column]` for i >= 0."""
+    """Map a row-major matrix whose boxes may begin with zeros: (column, i, row) is `x[row + i, column]`, i >= 0."""
     (rows, columns), element = x.shape, element_of(x)
     pitch = row_pitch(x) * element.value
     return TensorMap(element, (columns, box[0], rows), (pitch, pitch), (box[1], box[0], 1), swizzle)
 
 
 def scales_map(sf: Tensor, rows: int, parts: int = 1) -> TensorMap:
-    """Scales by row, m-major, in boxes of so many rows and one k-block, for whose parts each row has scales."""
+    """Map m-major scales by row, in boxes of `rows` rows and one k-block, whose `parts` have scales of their own."""
     if sf.dim() == 2:
         return matrix_map(ElementType.FLOAT32, sf, (parts, rows), 0, transposed=True)
     return plane_map(ElementType.FLOAT32, sf.mT, (parts, rows), 0)
 
 
 def output_map(d: Tensor, panel_columns: int) -> TensorMap:
-    """D, a matrix or several, in boxes of a panel; a wide panel's columns in two dimensions: spans, and columns of one.
+    """Map D, a matrix or several, in boxes of a panel; a wide panel's columns have two dimensions: span, and in it.
 
     See `Span` in the epilogue that stores panels.
     """
@@ -85,7 +85,7 @@ def output_map(d: Tensor, panel_columns: int) -> TensorMap:
 
 
 def part_map(d: Tensor, part: Tensor, panel_columns: int) -> TensorMap:
-    """One part of all heads of D, in boxes of a panel."""
+    """Map one part of all heads of D, in boxes of a panel."""
     rows, heads, columns = part.shape
     strides = (part.stride(1) * 2, row_pitch(d) * 2)
     return TensorMap(
@@ -104,5 +104,5 @@ def plane_stride(x: Tensor) -> int:
 
 
 def _pitch(rows: int, columns: int, stride: int) -> int:
-    """Give the pitch. That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
+    """Give the pitch. A single row does not need one, but TMA wants a multiple of 16 bytes."""
     return stride if rows > 1 else align(columns, ADDRESS_ALIGNMENT)

@@ -3,8 +3,8 @@
 //   K-major    rows of 128 bytes along k: one box of all rows
 //   MN-major   boxes of 64 rows (of A or B), each 128 bytes of them for every k of the block; 64 rows further, the next box
 //
-// Either way 64 rows take 64 x 128 bytes of the slot, and TMA fills what lies outside of the operand with zeros. (BF16 alone is
-// loaded MN-major: WGMMA transposes no other type.)
+// Either way 64 rows take 64 x 128 bytes of the slot, and TMA fills places outside of the operand with zeros. (Only
+// BF16 is loaded MN-major: WGMMA transposes no other type.)
 #pragma once
 #include "config.cuh"
 #include "params.cuh"
@@ -12,7 +12,7 @@
 #include "ptx/tma.cuh"
 #include "slot.cuh"
 
-// One box, into this CTA's slot, or into those of all CTAs of the cluster.
+// Loads one box into this CTA's slot, or into the slots of all CTAs of the cluster.
 template <bool kToAll, typename... Planes>
 DEVICE void load_box(const ptx::TensorMap* map, uint64_t* full, void* to, uint32_t c0, uint32_t c1, Planes... planes) {
   static_assert(sizeof...(planes) <= 1, "boxes of two or three dimensions");
@@ -29,7 +29,7 @@ DEVICE void load_box(const ptx::TensorMap* map, uint64_t* full, void* to, uint32
   }
 }
 
-// So many rows from `row` on, one k-block deep from `k` on.
+// Loads kRows rows from `row` on, one k-block deep from `k` on.
 template <bool kIsMnMajor, uint32_t kRows, bool kToAll = false, typename... Planes>
 DEVICE void load_rows(const ptx::TensorMap* map, uint64_t* full, uint8_t* to, uint32_t k, uint32_t row, Planes... planes) {
   if constexpr (kIsMnMajor) {
@@ -41,7 +41,7 @@ DEVICE void load_rows(const ptx::TensorMap* map, uint64_t* full, uint8_t* to, ui
   }
 }
 
-// A tile's rows of an operand, which so many CTAs of the cluster share: each loads a part, into the same slot of all of them.
+// Loads a tile's rows of an operand. If kSharers CTAs of the cluster share them, each loads a part into all slots.
 template <bool kIsMnMajor, uint32_t kRows, uint32_t kSharers, typename... Planes>
 DEVICE void load_operand(const ptx::TensorMap* map, uint64_t* full, uint8_t* to, uint32_t k, uint32_t row, Planes... planes) {
   if constexpr (kSharers > 1) {
@@ -63,7 +63,7 @@ DEVICE void prefetch_maps(const Product& p) {
 }
 
 // Boxes of A and its scales have no more rows than A: TMA takes longer to fill a row outside with zeros than to load one.
-// What lies in the slot behind them is multiplied, and not stored.
+// Older data behind these rows in the slot are multiplied too, but the results are not stored.
 DEVICE uint32_t bytes_of_boxes(const Product& p) {
   const uint32_t rows = (!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
   const uint32_t scales = kHasScales && kScaleParts == 1 && p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads

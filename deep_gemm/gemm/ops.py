@@ -39,13 +39,13 @@ def passed_by(product: Product) -> str:
 
 
 def only_asked(product: Product, a: Any, b: Any, d: Tensor | None, *behind: Any) -> Tensor | None:
-    """Ask what `run` computes, without an answer."""
+    """Check a call that `run` would compute, and give a D without values."""
     problem = product.ask(a, b, d, **product.inputs_of(*behind))
     return product.output_of(problem) if d is None else None
 
 
 def fake_heads(expr: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> Tensor | None:
-    """Stand for a product of heads."""
+    """Check a product of heads, and give a D without values."""
     if expr == ALONG_TOKENS:
         check_along_tokens(a, b, d, c, recipe)
         (x, _), (y, _) = a, b
@@ -124,7 +124,7 @@ operators(
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep what the gradients are made of."""
+    """Keep the tensors that gradients need."""
     a, b, layout, *ctx.said, bias = inputs
     if bias is not None and bias.requires_grad:
         refuse_gradient("bias")

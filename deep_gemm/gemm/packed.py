@@ -1,4 +1,4 @@
-"""FP4 weights (MXFP4): what is asked of a B of E2M1 values, two to a byte, with a scale 2^s for each 32 of a row.
+"""FP4 weights (MXFP4): checks of a B of E2M1 values, two in a byte, with a scale 2^s for each 32 values of a row.
 
 Kernels take scales as words: four exponents of UE8M0 along k to an int32, the first in its lowest byte, in any strides.
 """
@@ -31,13 +31,13 @@ def is_packed(operand: Any) -> bool:
 
 
 def is_taken_as_it_lies(weight: Operand) -> bool:
-    """Tell whether kernels take a weight, which was checked, without another one made of it: FP8, or FP4 by words."""
+    """Tell whether kernels take a checked weight as it is, with no other made of it: FP8, or FP4 by words."""
     sf = weight[1]
     return not is_packed(weight) or sf.dtype == torch.int32 or (sf.dtype in EXPONENTS and lie_in_words(sf))
 
 
 def scales_beside(recipes: Recipes) -> Scales:
-    """Give the scales of A that a caller states beside an FP4 weight, whose own can be no other."""
+    """Give the scales of A that a caller states beside an FP4 weight, whose own scales are always MX."""
     recipe, of_a, of_b = recipes
     if recipe is None and of_b is None:
         return scales_of((None, of_a, None))[0]
@@ -49,9 +49,9 @@ def scales_beside(recipes: Recipes) -> Scales:
 
 
 def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = "k", turned: bool = False) -> Operand:
-    """Check an FP4 weight of these axes, `depth` among them, of which it has half as many bytes.
+    """Check an FP4 weight of these axes; along `depth`, one of them, it has a byte for each two values.
 
-    Give bytes `[..., n, k / 2]`, and scales as words; those in FP32 as they are. Whoever calls asks how the bytes lie.
+    Give bytes `[..., n, k / 2]`, and scales as words; FP32 scales stay as they are. The caller checks strides of bytes.
     """
     values, sf = checks.pair(name, given)
     half = f"{depth} / 2"
@@ -66,7 +66,7 @@ def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = 
 
 
 def whole_groups(name: str, k: int) -> int:
-    """Refuse a depth that is no whole number of groups; give it else."""
+    """Return a depth if it is a whole number of groups; refuse it otherwise."""
     if k % COLUMNS:
         raise ValueError(f"{name}: expected a multiple of {COLUMNS} for packed FP4 values, got {k}")
     return k
@@ -83,7 +83,7 @@ def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:
 
 
 def as_e4m3(packed: Tensor) -> Tensor:
-    """Give packed values `[..., k / 2]` as E4M3 `[..., k]`, exactly; without a table, which a host would copy and wait.
+    """Give packed values `[..., k / 2]` as E4M3 `[..., k]`, exactly. A table would make the host wait for its copy.
 
     Exponents are 6 apart and E4M3 has two bits more below E2M1's one; E2M1's only subnormal number is 0.5.
     """

@@ -1,5 +1,5 @@
-// What fp8_gemm is given of a product, whatever the kind of work; core/params.py packs it. The file of a kind of
-// work adds to it what that kind needs, and calls the whole `Params`.
+// The parameters of a product that fp8_gemm takes for any kind of work; core/params.py packs them. The file of a kind
+// of work adds the parameters of that kind, and calls the whole `Params`.
 #pragma once
 #include "ptx/tma.cuh"
 
@@ -17,7 +17,7 @@ struct Product {
   };
   const float* sfb;  // B has a scale for each 128x128 block, or for all of k
   const uint8_t* c;
-  uint8_t* d;                 // for what no map stores: sums of a split k, padding between groups; or the addresses of rows
+  uint8_t* d;                 // for stores without a map: sums of a split k, padding of groups; or addresses of rows
   uint64_t c_pitch, d_pitch;  // in elements
   uint32_t sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;

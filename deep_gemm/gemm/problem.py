@@ -1,4 +1,4 @@
-"""A product that was asked, checked: what kernels and the reference compute."""
+"""A checked call of a product, which kernels or the reference compute."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Asked(NamedTuple):
 
 
 class Problem(Asked):
-    """A product that was asked, and its sizes, each found once."""
+    """A checked call of a product, and its sizes, each found once."""
 
     @cached_property
     def m(self) -> int:

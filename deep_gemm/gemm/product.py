@@ -1,4 +1,4 @@
-"""A public product: what it asks, and who computes it. Its calls go by records, as all do (core/call.py)."""
+"""Public products: how a call is checked, and which code computes it. Calls go by records, as all do (core/call.py)."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def by_operator(
 
 @dataclass(eq=False)
 class Product:
-    """A public product: how a call of it is asked, and who computes it. Where there are no scales, A and B are tensors.
+    """A public product: how a call is checked, and which code computes it. Without scales, A and B are tensors.
 
-    `run` and the product's operator take `(a, b, d, c, said, layout, ks)`. Checks and operators know what stands behind
-    D by the names of `inputs` and `options`.
+    `run` and the product's operator take `(a, b, d, c, said, layout, ks)`. Checks and operators take the arguments
+    behind D by the names in `inputs` and `options`.
     """
 
     operator: str
     """The operator of `torch.ops.deep_gemm` that computes it."""
     ask: Callable[..., Problem]
-    """`(a, b, d, **inputs) -> problem`: checks everything, makes D where it was left out."""
+    """`(a, b, d, **inputs) -> problem`: checks everything, makes D if it was left out."""
     options: Sequence[str] = ()
     """Names of the options in `said`, in order. Operators have one `recipe` for a caller's `recipes`."""
     inputs: Sequence[str] = ("c",)
@@ -80,12 +80,12 @@ class Product:
     has_gradients: bool = False
     """The operator that makes its D has a gradient."""
     free: Sequence[Free] = ()
-    """The parts of each tensor that calls of one record may have others of: A, its scales, B, its scales, others."""
+    """For each tensor (A, its scales, B, its scales, others), the parts that may differ between calls of one record."""
     wants_checks: Callable[[Sequence[Tensor]], bool] = lambda tensors: cuts_gradient(tensors[:4], tensors[4:])
-    """Tells whether a call must be asked although one like it was: FP8 values or scales may come from something that
-    requires a gradient, which the checks refuse."""
+    """Tells whether a call must be checked although a call like it was: its FP8 values or scales may be computed from a
+    tensor that requires a gradient, which the checks refuse."""
     output_of: Callable[[Any], Tensor] = lambda problem: problem.d
-    """Gives the D of a problem as its caller has it."""
+    """Gives the D of a problem in the caller's form."""
 
     def inputs_of(
         self, c: Tensor | None, said: Key = (), layout: Tensor | None = None, ks: Sequence[int] | None = None
@@ -101,7 +101,7 @@ class Product:
             self.reference(problem)
 
     def __post_init__(self) -> None:
-        """State calls that give a D, and calls whose D is made: now, as Dynamo cannot trace how."""
+        """Make the functions for calls with a D and for calls without: now, as Dynamo cannot trace this."""
         self.into = self._function(outputs=1)
         self.made = self._function(has_gradient=lambda a, b, *_: self.has_gradients and requires_gradient((a, b)))
 
@@ -140,7 +140,7 @@ def run(
     layout: Tensor | None = None,
     ks: Sequence[int] | None = None,
 ) -> Tensor | None:
-    """Compute a product; give a D that is made.
+    """Compute a product; return D if the call makes it.
 
     `said` has the caller's options; products of groups have `layout` and `ks`.
     """

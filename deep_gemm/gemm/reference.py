@@ -1,6 +1,6 @@
 """The CPU backend, and the definition of the arithmetic: what every kernel is compared with.
 
-For each block of k, in order, 128 deep, or as deep as a scale reaches where one side's reach less far:
+For each block of k in order, 128 deep, or less if a scale of one side is for fewer columns:
 
     partial = round_fp32(sum of the block's exact products of E4M3 values)
     acc     = fma(partial, round_fp32(sfa * sfb), acc)                      in FP32, one rounding
@@ -44,7 +44,7 @@ from .problem import Problem, padding_rows
 TILE_M, TILE_N = 256, 1024
 FP32_MIN_NORMAL = 2.0**-126
 ELEMENTS_AT_A_TIME = 1 << 24
-"""Elements of rows that are multiplied by vectors: as many as are in memory as FP64 at a time."""
+"""Elements of rows, multiplied by vectors, that are in memory as FP64 at a time."""
 
 
 @torch.no_grad()
@@ -69,10 +69,10 @@ def compute(p: Problem) -> None:
 
 
 def product(p: Problem, a: Tensor, sfa: Any, b: Tensor, sfb: Any) -> Tensor:
-    """FP32 `[m, n]` of one A `[m, k]` and one B `[n, k]` of a problem.
+    """Compute the FP32 `[m, n]` of one A `[m, k]` and one B `[n, k]` of a problem.
 
-    Sums of BF16 have no order that is defined: torch's may change with m. In the batch invariant mode each row is
-    multiplied by itself, from memory of its own, so that all rows have one order; it takes long.
+    Sums of BF16 have no defined order: torch's order may change with m. In the batch invariant mode each row is
+    multiplied alone, from memory of its own, so that all rows have one order; this takes long.
     """
     if p.of_a is None or p.of_b is None:
         if not get_batch_invariant() or p.work.may_be_empty or not len(a):

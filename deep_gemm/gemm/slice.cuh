@@ -17,8 +17,8 @@ DEVICE uint32_t descriptor_low(uint32_t address) {
   return kIsMnMajor ? ptx::mn_major_descriptor_low(address, kBytesOf64Rows) : ptx::smem_descriptor_low(address);
 }
 
-// What one math warpgroup reads of the ring's slots, as it lies in the first: descriptors (their low words) of its first rows
-// of A and of all of B. The loop adds multiples of a slot.
+// One math warpgroup's operands in the ring's first slot: descriptors (their low words) of its first rows of A and of
+// all of B. The loop adds multiples of a slot.
 struct Operands {
   uint32_t a, b;
 

@@ -1,7 +1,7 @@
-// The slices of a sum over products added up, in order: D = C + the sum over s of slices[s], where C is D or nothing.
+// Adds up the slices of a sum over products, in order: D = C + the sum over s of slices[s], where C is D or nothing.
 //
-// A CTA has 128 columns of a row, 4 for each lane. Each warp adds up a part of the slices, all under way at a time if there are
-// as many as SMs hold; the first warp adds up what the warps found. So a sum's bits follow from the number of slices alone.
+// A CTA has 128 columns of a row, 4 for each lane. Each warp adds up a part of the slices, kAtOnce of them under way at
+// a time; the first warp adds up the warps' sums. So a sum's bits follow from the number of slices alone.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -39,7 +39,7 @@ KERNEL(kNumThreads, 4) sum_slices(GRID_CONSTANT SlicesParams p) {
   const uint32_t column = (ptx::block_index() % per_row * 32 + lane) * kColumns;
   const bool is_any = column < p.n;
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may run up to its own wait
 
   float sum[kColumns] = {};
   if (is_any) {

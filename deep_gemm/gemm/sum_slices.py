@@ -44,7 +44,7 @@ class SlicesConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people."""
+        """Short name for people."""
         return f"{'fp32' if self.output_is_fp32 else 'bf16'}{'+d' if self.adds_to_d else ''}"
 
     @property
@@ -53,12 +53,12 @@ class SlicesConfig(Config):
         return self.num_threads * 16
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.output_is_fp32 or not self.adds_to_d, "FP32 where it adds to D"
 
 
 def grid(m: int, n: int) -> int:
-    """Count CTAs: as many for each row as its columns need."""
+    """Count CTAs: for each row enough for its columns."""
     return m * ceil_div(n, COLUMNS)
 
 

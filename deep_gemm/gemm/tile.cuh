@@ -1,17 +1,17 @@
 // Tiles of D: kBlockM x kBlockN elements, each computed by one CTA, or by the CTAs of a cluster that split k.
 //
 // Rows of a tile go to the math warpgroups by turns, 64 at a time; kUnitStride is a whole turn. A warpgroup works through
-// its part in units of 64 x kUnitN, those of the same rows first.
+// its part in units of 64 x kUnitN: first all units of the same rows, then the next rows.
 #pragma once
 #include "config.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/warp.cuh"
 
-// Where a unit lies, from the warpgroup's first row and the tile's first column on.
+// A unit's first row and column, counted from the warpgroup's first row and the tile's first column.
 DEVICE_CONSTEXPR uint32_t row_of_unit(uint32_t unit) { return unit / kUnitsAlongN * kUnitStride; }
 DEVICE_CONSTEXPR uint32_t column_of_unit(uint32_t unit) { return unit % kUnitsAlongN * kUnitN; }
 
-// A piece of a k-block that is multiplied from zero, and promoted: a unit, or as much of its depth as a scale of A and of B reaches.
+// A piece of a k-block is multiplied from zero, and promoted: a unit, or its depth under one scale of A and one of B.
 template <uint32_t kOfUnit>
 DEVICE_CONSTEXPR uint32_t unit_of_piece(uint32_t piece) {
   return piece / kOfUnit;
@@ -20,7 +20,7 @@ template <uint32_t kOfUnit>
 DEVICE_CONSTEXPR uint32_t part_of_piece(uint32_t piece) {
   return piece % kOfUnit;
 }
-// Which of the scales that A, or B, has for a k-block is that of a part.
+// The index of a part's scale, if A, or B, has `scales` scales for a k-block.
 DEVICE_CONSTEXPR uint32_t scale_of_part(uint32_t part, uint32_t scales) { return part * scales / kParts; }
 
 // ---- The order of tiles
@@ -102,7 +102,7 @@ struct KBlocks {
   DEVICE bool are_none() const { return kClusterK > 1 && first == end; }
 };
 
-// ---- What a warpgroup computes of a tile: all of its units. work/rows.cuh has another answer.
+// ---- A warpgroup's share of a tile: all of its units. work/rows.cuh has another share.
 
 using Totals = float[kUnitsPerWarpgroup][kUnitN / 2];
 

@@ -56,7 +56,7 @@ def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int
     if sizes["n"] not in COLUMNS:
         raise ValueError(f"n: expected 8, 16, 24 or 32, got {sizes['n']}")
     checks.multiple("k", sizes["k"], BLOCK_K)
-    # Not while torch traces, for which this would be a guard on the number of rows.
+    # Not while torch traces: the check would become a guard on the number of rows.
     if has_memory(a) and sizes["m"] * sizes.get("num_splits", 1) >= NUMBER_LIMIT:
         raise ValueError(f"m: expected rows of all splits below 2^31, got {sizes['m']}")
     checks.rows("a", a, "k")

@@ -17,7 +17,7 @@ from .kernel_few import HcFewConfig, few_configs, few_us, tiles
 
 Chosen = HcConfig | HcFewConfig
 FEW_ROWS = 320
-"""More rows than this are never few."""
+"""The most rows that the kernel for few rows serves."""
 RING_US, RING_COLUMN_US = 1.485, 0.103
 """Microseconds that the kernel with a ring takes to begin and end beside its estimate, and more for each column."""
 USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
@@ -59,10 +59,10 @@ def select_hc(
     max_cluster: int = MAX_CLUSTER,
     leaves_sms: bool = False,
 ) -> Chosen:
-    """Choose for a problem: what is estimated to take the least time.
+    """Choose the kernel and configuration that are estimated to take the least time for a problem.
 
-    If a row's bits must not depend on the rows around it, all rows are for one kernel. `leaves_sms`: the GPU has more
-    SMs than `num_sms`, which are somebody else's, so the grid may have no more CTAs.
+    If a row's bits must not depend on the rows around it, one kernel computes any number of rows. `leaves_sms`: the
+    GPU's SMs beyond `num_sms` are for other work, so the grid may have no more CTAs.
     """
     ring = hc_config(m, n, k, splits, num_sms, batch_invariant, max_cluster)
     if batch_invariant or m > FEW_ROWS:
@@ -78,6 +78,6 @@ def select_hc(
 
 
 def usual_hc() -> list[Chosen]:
-    """Give what is chosen at the sizes of models that exist, on a GPU of 132 SMs."""
+    """Give the choices at the sizes of existing models, on a GPU of 132 SMs."""
     sizes = ((m, k, splits) for m in USUAL_M for k in USUAL_K for splits in (1, 16))
     return list(dict.fromkeys(select_hc(m, USUAL_N, k, splits, H200.num_sms) for m, k, splits in sizes))

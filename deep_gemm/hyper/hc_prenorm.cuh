@@ -8,12 +8,12 @@
 //
 // A k-block is a chain of latencies, so teams take k-blocks by turns: while one waits, the others work.
 //
-// A number of TF32 has 11 significant bits, so it is exactly the sum of two of BF16, and the tensor cores' BF16 products of A with
-// both are the products of TF32. A, as wide as it came, is never widened. A team's barrier orders its writes of B before the
-// products that read them; `empty` these products before the next load into the slot; `received` and `taken` a
-// cluster's sums, of which each CTA adds up a share, always in the same order.
+// A TF32 number has 11 significant bits, so it is exactly the sum of two BF16 numbers, and the BF16 products of A with
+// both add up to the TF32 product. A stays BF16. A team's barrier orders its writes of B before the products that read
+// them. `empty` orders these products before the next load into the slot. `received` and `taken` guard a cluster's
+// sums: each CTA adds up a share of them, always in the same order.
 //
-// A unit of work is a tile of D and a part of k: of the caller's splits, one. CTAs of a cluster share out its k-blocks.
+// A unit of work is a tile of D and one of the caller's splits of k. CTAs of a cluster share out its k-blocks.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
@@ -37,10 +37,10 @@ struct HcParams {
 };
 #include "hc_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
-// A k-block is 64 deep: rows of 128 bytes of A, 256 of B, whose place two rows of 128 bytes take, high and low.
+// A k-block is 64 deep. A row of A has 128 bytes. A row of B has 256, which become two rows of 128 bytes, high and low.
 constexpr uint32_t kBlockK = 64, kRowBytes = 128;
 constexpr uint32_t kABytes = kBlockM * kRowBytes, kBBytes = 2 * kBlockN * kRowBytes;
-// kNumMathWarps: of a team, each of which has 16 rows.
+// kNumMathWarps: math warps of a team, 16 rows each.
 constexpr uint32_t kTeamThreads = kNumMathWarps * 32, kTeamWarps = kTeams * kNumMathWarps, kProducerWarp = kTeamWarps;
 constexpr uint32_t kSenders = kClusterK * kTeams;
 static_assert(kNumMathWarps * 16 == kBlockM, "a team has all rows of a tile");
@@ -58,7 +58,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "HcConfig.shared_bytes and SharedStorage differ");
 
-// What this CTA computes of a unit. Units that share rows of A follow each other, then those that share B.
+// This CTA's part of a unit. Units are ordered by column, row and split: neighbours share rows of A, or else B.
 struct Unit {
   uint32_t row_m, row_n, split, k_block, end_k_block;
 
@@ -73,12 +73,12 @@ struct Unit {
     end_k_block = k_block + of_rank.count;
   }
 
-  // All teams have as many turns, the last ones maybe without a k-block: so which k-blocks a team sums up does not depend
-  // on the unit before.
+  // All teams have the same number of turns; a last turn may be without a k-block. So a team's k-blocks of a unit do
+  // not depend on the unit before.
   DEVICE uint32_t turns_end() const { return k_block + ceil_div(end_k_block - k_block, kTeams) * kTeams; }
 };
 
-// The units of this CTA's cluster: every one that is so many on from the first.
+// The units of this CTA's cluster: `first`, and every `step`-th unit after it.
 struct Units {
   uint32_t rank, first, step;
 
@@ -108,10 +108,10 @@ DEVICE void load(const HcParams& p, SharedStorage& shared, const Units& units) {
   }
 }
 
-// An FP32 number rounded to TF32, to nearest even, as the sum of two BF16 numbers: bits of FP32 whose upper halves they are. The
-// high one is the next towards zero, never the number itself; so both have its sign, and neither is zero where an infinity
-// of A would make that a NaN. An infinity is the largest number and an infinity. A NaN stays one in the low part, which is
-// a difference. Of a number below 2^-123 what is less than 2^-133 is lost.
+// An FP32 number rounded to TF32 (nearest even), as the sum of two BF16 numbers: the upper halves of `high` and `low`.
+// `high` is the next one towards zero, never the number itself. So both have its sign, and neither is zero, which times
+// an infinity of A would be a NaN. An infinity becomes the largest number and an infinity. A NaN stays one in `low`,
+// which is a difference. A number below 2^-123 loses its bits below 2^-133.
 struct Parts {
   uint32_t high, low;
 
@@ -187,7 +187,7 @@ struct Squares {
   }
 };
 
-// Where a team stands in the ring, of whose stages it has every kTeams-th.
+// A team's position in the ring. A team has every kTeams-th stage.
 struct TeamPosition {
   uint32_t stage, parity = 0;
 
@@ -198,9 +198,9 @@ struct TeamPosition {
   }
 };
 
-// Multiplies a team's k-blocks of a unit. Accumulators 4 g + i of a thread: row lane / 4 + i / 2 * 8 of its warp's 16, and
-// of B's row 4 g + lane % 4 the high part if i is even, else the low one. (PTX ISA, "Register Fragments for
-// wgmma.mma_async.m64nNk16".) Sums 4 g + i are those of row lane / 4 + i % 2 * 8 and column 8 g + i / 2 * 4 + lane % 4.
+// Multiplies a team's k-blocks of a unit. A thread's accumulator 4 g + i is for row lane / 4 + i / 2 * 8 of its warp's
+// 16 and row 4 g + lane % 4 of B: its high part if i is even, else its low part. (PTX ISA, "Register Fragments for
+// wgmma.mma_async.m64nNk16".) Sum 4 g + i is for row lane / 4 + i % 2 * 8 and column 8 g + i / 2 * 4 + lane % 4.
 DEVICE void multiply(SharedStorage& shared, const Unit& unit, TeamPosition& at, uint32_t team, uint32_t warp,
                      uint32_t lane, float (&sums)[kSums]) {
   const uint32_t a_low = ptx::smem_descriptor_low(ptx::smem_address(shared.a[0]) + warp / 4 * 64 * kRowBytes);
@@ -238,7 +238,7 @@ DEVICE void multiply(SharedStorage& shared, const Unit& unit, TeamPosition& at, 
   sums[kBlockN / 2 + 2] = sums[kBlockN / 2 + 3] = 0;
 }
 
-// Writes four sums of each lane of a warp: the quad-th of a warp's.
+// Writes four sums of each lane of a warp: the warp's `quad`-th four.
 DEVICE void store_quad(const HcParams& p, const Unit& unit, uint32_t quad, uint32_t warp, uint32_t lane, float x, float y,
                        float z, float w) {
   const uint32_t row = unit.row_m + warp * 16 + lane / 4;
@@ -256,12 +256,12 @@ DEVICE void store_quad(const HcParams& p, const Unit& unit, uint32_t quad, uint3
   if (has_next) ptx::st_global_f32(next, y), ptx::st_global_f32(next + 4, w);
 }
 
-// Adds up what the cluster's teams have of the unit, in the order of CTAs and of teams; each CTA writes a share.
+// Adds up the sums of the cluster's teams for the unit, in the order of CTAs and teams; each CTA writes a share.
 DEVICE void add_up_and_store(const HcParams& p, SharedStorage& shared, const Unit& unit, const Units& units,
                              uint32_t number, bool is_last, uint32_t team, uint32_t warp, uint32_t lane,
                              const float (&sums)[kSums]) {
   constexpr uint32_t kShare = chunks_per_cta(kSums);
-  // All have taken what was sent for the unit before.
+  // Before it sends, wait until all CTAs have taken the sums of the unit before.
   if (kClusterK > 1 && number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);
   send_chunks(sums, shared.exchange, &shared.received, units.rank * kTeams + team, 0, warp, lane);
   if constexpr (kClusterK > 1)
@@ -275,7 +275,7 @@ DEVICE void add_up_and_store(const HcParams& p, SharedStorage& shared, const Uni
     const ptx::Float4 sum = sum_chunk<kSums, kSenders>(shared.exchange, i, lane);
     store_quad(p, unit, chunk / kNumMathWarps, chunk % kNumMathWarps, lane, sum.x, sum.y, sum.z, sum.w);
   }
-  if (is_last) return;  // nobody waits for it, and an arrival might find a CTA that has ended
+  if (is_last) return;  // no CTA waits for `taken` any more, and an arrival might reach a CTA that has ended
   ptx::bar_sync(kTeams + 1, kTeamWarps * 32);
   if (kClusterK > 1 && ptx::thread_index() == 0) {
     expect_chunks<kSums, kSenders>(&shared.received, units.rank);
@@ -295,7 +295,7 @@ DEVICE void multiply_units(const HcParams& p, SharedStorage& shared, const Units
     multiply(shared, unit, at, team, warp, lane, sums);
     const bool is_last = i + units.step >= p.units;
     if (is_last) ptx::griddepcontrol_launch_dependents();
-    if (kClusterK > 1 && number == 0) ptx::cluster_wait();  // all run, and may be written to
+    if (kClusterK > 1 && number == 0) ptx::cluster_wait();  // all CTAs run, and may be written to
     add_up_and_store(p, shared, unit, units, number, is_last, team, warp, lane, sums);
   }
 }

@@ -1,11 +1,11 @@
-// D = A @ B.T and the sums of squares of A's rows, as hc_prenorm.cuh computes them, where A has few rows. There a k-block is a chain
+// D = A @ B.T and the sums of squares of A's rows, as in hc_prenorm.cuh, for few rows of A. There a k-block is a chain
 // of latencies; here every warp has loads of several steps under way, and waits for memory once or twice in all.
 //
 //   each warp    for each step of 32 along k that is its own:   A, B --registers, some steps ahead--> TF32 products, squares
 //                after the last:   its sums --shared--> of the CTA --cluster--> of all --> D, sqr_sum
 //
-// There is no ring: a warp multiplies what it has loaded itself. A CTA has 16 rows of A and kBlockN rows of B, of one of the
-// caller's splits; CTAs of a cluster share out k, and warps take steps by turns, so that together they read whole lines.
+// There is no ring: a warp loads its own operands. A CTA has 16 rows of A and kBlockN rows of B, in one of the
+// caller's splits. CTAs of a cluster share out k, and warps take steps by turns, so together they read whole lines.
 //
 // Which k a lane has of a step does not matter to the sum, if it is the same for A and B. So lane 4 g + t loads 8 neighbours, from
 // 8 t on, of rows g and g + 8 of A and of rows g of B: 16 and 32 bytes. Product j of a step takes numbers 2 j and 2 j + 1 of these.
@@ -39,12 +39,12 @@ static_assert(kNumMathWarps == 1 && chunks_of_tile(kSums) == kChunks, "one warp 
 struct SharedStorage {
   alignas(16) float of_warps[kWarps][kChunks][kChunkFloats];
   alignas(16) float exchange[kClusterK > 1 ? exchange_floats(kSums) : 4];
-  uint64_t received;  // all is here that is sent to this CTA
+  uint64_t received;  // all chunks for this CTA have arrived
 };
 static_assert(sizeof(SharedStorage) <= kSharedBytes && kSharedBytes - sizeof(SharedStorage) < 16,
               "HcFewConfig.shared_bytes and SharedStorage differ");
 
-// What this CTA computes: rows of A and B, and steps of k, of one split.
+// This CTA's work: rows of A and B, and steps of k, of one split.
 struct Work {
   uint32_t row_m, row_n, split, step, end_step;
 
@@ -60,7 +60,7 @@ struct Work {
   }
 };
 
-// Where a lane's numbers lie. Rows behind the last of A are the last one again: nobody stores their sums.
+// Addresses of a lane's numbers. Rows past the end of A read its last row again; their sums are not stored.
 struct Source {
   const uint8_t* a[2];
   const uint8_t* b;
@@ -93,7 +93,7 @@ struct Step {
   }
 };
 
-// Bits of an FP32 number whose upper 19 are those of the nearest TF32 number, to nearest even. A NaN stays one.
+// Rounds FP32 bits so that the upper 19 are the nearest TF32 number, to nearest even. A NaN stays one.
 DEVICE uint32_t nearest_tf32(uint32_t bits) {
   const uint32_t nearest = bits + 0xfff + (bits >> 13 & 1);
   return ptx::float_of(bits) == ptx::float_of(bits) ? nearest : 0x7fffffffu;
@@ -142,7 +142,7 @@ struct Sums {
   }
 };
 
-// All steps of a warp. Steps are in registers ahead of the one that is multiplied, each in a place that is known at compile time.
+// Multiplies all steps of a warp. The next steps are in registers already, each in a place known at compile time.
 DEVICE void multiply(const HcFewParams& p, const Work& work, uint32_t warp, uint32_t lane, Sums& sums) {
   const Source source(p, work, lane);
   Step steps[kAhead];
@@ -178,7 +178,7 @@ DEVICE void store_chunk(const HcFewParams& p, const Work& work, uint32_t chunk, 
   if (has_next) ptx::st_global_f32(next, sum.z), ptx::st_global_f32(next + 1, sum.w);
 }
 
-// What the CTA's warps have of a chunk, in their order.
+// Adds up a chunk's sums of the CTA's warps, in their order.
 DEVICE ptx::Float4 sum_of_warps(const SharedStorage& shared, uint32_t chunk, uint32_t lane) {
   ptx::Float4 sum = ptx::ld_shared_v4_f32(&shared.of_warps[0][chunk][lane * 4]);
 #pragma unroll
@@ -220,7 +220,7 @@ KERNEL(kNumThreads, 1) tf32_hc_prenorm_gemm_few(GRID_CONSTANT HcFewParams p) {
       store_chunk(p, work, chunk, lane, sum);
   }
   if constexpr (kClusterK > 1) {
-    // All warps wait: what is sent to a CTA must find it.
+    // All warps wait: a CTA must not end before all chunks for it have arrived.
     ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
 #pragma unroll 1
     for (uint32_t i = warp; i < chunks_of_rank(kSums, rank); i += kWarps)

@@ -24,12 +24,12 @@ MAX_TEAMS = 8
 ROW_BYTES = 128
 """64 elements of A; half of 64 elements of B."""
 AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 7}
-"""How many clusters of a size run at a time on an H200, as far as is known: those that are chosen from."""
+"""Clusters that run at a time on an H200, by cluster size. Sizes for which this is not known are no candidates."""
 INVARIANT_CLUSTER, INVARIANT_TEAMS = 4, 2
 TEAMS = {64: 4, 128: 2}
-"""Teams for a tile of so many rows: 16 warps."""
+"""Teams, by the rows of a tile: 16 warps in all."""
 BLOCK_US = {64: 0.215, 128: 0.4}
-"""Microseconds that a CTA takes for a k-block of a tile of so many rows."""
+"""Microseconds that a CTA takes for a k-block, by the rows of a tile."""
 UNIT_US, EXCHANGE_US, CTA_US = {64: 0.69, 128: 1.375}, 0.58, 0.145
 """Microseconds for a unit besides its k-blocks, and for the sums of a cluster and of each of its CTAs."""
 BYTES_PER_US, REREAD = 4.2e6, 0.05
@@ -46,7 +46,7 @@ class HcConfig(Config):
 
     block_m: int
     block_n: int
-    """Rows of B of a tile: all of them, or 8 if rows of A are so few that B is most of the work."""
+    """Rows of B of a tile: all of them, or 8 if A has few rows and B is most of the work."""
     cluster_size: int = 1
     """CTAs that share out the k-blocks of a tile."""
     teams: int = 2
@@ -55,7 +55,7 @@ class HcConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people; such as "128x24/k2/t2"."""
+        """Short name for people; such as "128x24/k2/t2"."""
         return f"{self.block_m}x{self.block_n}/k{self.cluster_size}/t{self.teams}"
 
     @property
@@ -81,7 +81,7 @@ class HcConfig(Config):
 
     @property
     def num_stages(self) -> int:
-        """K-blocks in shared memory: as many as fit, the same number for each team."""
+        """K-blocks that fit in shared memory, the same number for each team."""
         left = SHARED_BYTES_LIMIT // 1024 * 1024 - align(self.exchange_bytes, 128) - 16
         fitting = min(left // (self.slot_bytes + 16), self.max_stages)
         return fitting // self.teams * self.teams
@@ -92,7 +92,7 @@ class HcConfig(Config):
         return align(self.num_stages * (self.slot_bytes + 16) + self.exchange_bytes + 16, 1024)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.block_m in BLOCK_M, f"tiles of {BLOCK_M} rows"
         yield self.block_n in COLUMNS, f"tiles of {COLUMNS} columns"
         yield 1 <= self.cluster_size <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
@@ -113,7 +113,7 @@ def units(config: HcConfig, m: int, n: int, splits: int) -> int:
 
 
 def grid(config: HcConfig, m: int, n: int, splits: int, num_sms: int) -> int:
-    """A cluster for each unit, or as many as SMs have room for: these take several units each."""
+    """Count CTAs: a cluster for each unit, or, if there are more units than SMs have room for, clusters for all SMs."""
     return min(units(config, m, n, splits), max(num_sms // config.cluster_size, 1)) * config.cluster_size
 
 
@@ -146,7 +146,7 @@ def values_of_both(p: HcProblem, block_n: int) -> dict[str, Any]:
 
 
 def code_plan(config: HcConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of. It writes sums by ordinary stores."""
+    """Derive the parts that the kernel's machine code must have. It writes sums by ordinary stores."""
     return CodePlan(
         roles=((config.num_math_warps * 32 * config.teams, None), (32, None)),
         shared_bytes=config.shared_bytes,
@@ -161,7 +161,7 @@ def bytes_of(m: int, n: int, k: int, splits: int) -> int:
 
 
 def estimated_us(config: HcConfig, m: int, n: int, k: int, splits: int, num_sms: int) -> float:
-    """Estimate microseconds: what the longest-working CTA multiplies, or what memory takes, and what is on top."""
+    """Estimate microseconds: the longer of the busiest CTA's products and the memory traffic, plus overheads."""
     at_once = max(min(num_sms // config.cluster_size, AT_ONCE[config.cluster_size]), 1)
     rounds = ceil_div(units(config, m, n, splits), at_once)
     blocks = ceil_div(ceil_div(k // BLOCK_K, splits), config.cluster_size)
@@ -175,10 +175,10 @@ def estimated_us(config: HcConfig, m: int, n: int, k: int, splits: int, num_sms:
 def hc_config(
     m: int, n: int, k: int, splits: int, num_sms: int, batch_invariant: bool = False, max_cluster: int = MAX_CLUSTER
 ) -> HcConfig:
-    """Choose the configuration for a problem: of all the one that is estimated to take the least time.
+    """Choose the configuration for a problem: the candidate with the least estimated time.
 
-    A row's bits depend on how many teams of how many CTAs share out k, on nothing else: with `batch_invariant` always
-    as many do.
+    A row's bits depend only on the numbers of CTAs and of teams that share out k. `batch_invariant` fixes both
+    numbers.
     """
     clusters = (INVARIANT_CLUSTER,) if batch_invariant else range(1, min(num_sms, max_cluster) + 1)
     return min(
@@ -197,7 +197,7 @@ def _candidates(n: int, batch_invariant: bool) -> tuple[HcConfig, ...]:
 
 
 def reachable_hc() -> list[HcConfig]:
-    """Every configuration that `hc_config` can give."""
+    """List every configuration that `hc_config` can give."""
     return list(
         dict.fromkeys(c for n in COLUMNS for is_invariant in (False, True) for c in _candidates(n, is_invariant))
     )

@@ -14,11 +14,11 @@ from .check import BLOCK_K, COLUMNS, HcProblem
 from .kernel import CHUNK_BYTES, MAX_CLUSTER, values_of_both
 
 TILE_ROWS = 16
-"""Rows of a tile: as many as a product of mma.sync has."""
+"""Rows of a tile: the rows of one product of mma.sync."""
 STEP = 32
 """Values of k that a warp multiplies at a time."""
 AHEAD = {8: 4, 16: 3, 24: 3, 32: 2}
-"""Steps that a warp has under way, by columns: as many as there are registers for."""
+"""Steps that a warp has under way, by columns: registers allow no more."""
 FEW_US, CLUSTER_US = 2.36, 1.85
 """Microseconds that it takes to begin and end, and for the sums of a cluster."""
 STEP_US, COLUMN_US = 0.337, 0.0194
@@ -28,9 +28,9 @@ ROUND_US = 2.84
 SHARED_US = 0.58
 """Microseconds that it costs if each SM has a CTA more."""
 CTAS_PER_SM = {8: 2, 16: 1, 24: 1, 32: 1}
-"""CTAs on an SM that there are registers for, by the columns of a tile."""
+"""CTAs that fit in an SM's registers, by the columns of a tile."""
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
-"""How many clusters of a size run at a time on an H200, if an SM has one CTA."""
+"""Clusters that run at a time on an H200, by their size, if an SM has one CTA."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class HcFewConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people; such as "16x8/k16/w8 4 ahead"."""
+        """Short name for people; such as "16x8/k16/w8 4 ahead"."""
         return f"{TILE_ROWS}x{self.block_n}/k{self.cluster_size}/w{self.warps} {self.ahead} ahead"
 
     @property
@@ -71,7 +71,7 @@ class HcFewConfig(Config):
         return align(self.warps * self.chunks * CHUNK_BYTES + sent + 8, 16)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.block_n in COLUMNS, f"tiles of {COLUMNS} columns"
         yield 1 <= self.cluster_size <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
         yield 1 <= self.warps <= 16, "1 to 16 warps"
@@ -89,7 +89,7 @@ def tiles(config: HcFewConfig, m: int, n: int, splits: int) -> int:
 
 
 def grid(config: HcFewConfig, m: int, n: int, splits: int, num_sms: int) -> int:
-    """A cluster for each tile, whatever `num_sms` is: it decides whether this kernel is chosen."""
+    """Count CTAs: a cluster for each tile. `num_sms` only decides whether this kernel is chosen."""
     return tiles(config, m, n, splits) * config.cluster_size
 
 

@@ -39,8 +39,8 @@ def einsum(
 ) -> Tensor | None:
     """Compute one of four expressions of BF16 tensors, summed in FP32 in a fixed order and rounded once.
 
-    - "bmk,bnk->mn": the sum over b of `a[b] @ b[b].T`; k is a multiple of 64. `d`: BF16, or FP32, to which the sum is
-      added if `c` is `d`; there is no other C.
+    - "bmk,bnk->mn": the sum over b of `a[b] @ b[b].T`; k is a multiple of 64. `d`: BF16 or FP32. If `c` is `d`, in
+      FP32, the sum is added to D; there is no other C.
     - "bhr,hdr->bhd": each head's rows of tokens times its weights `[d, r]`; "bhd,hdr->bhr": the same with the weights
       transposed. `d`: BF16 or FP32.
     - "bhd,bhr->hdr": the gradient of the weights. `d`: FP32 or BF16, made as FP32.

@@ -84,8 +84,8 @@ def m_grouped_bf16_gemm_nt_contiguous(
     - `a`: `[m, k]`, contiguous along k, which is a multiple of 8; `b`: `[groups, n, k]`, contiguous along n or k; `d`:
       `[m, n]`, BF16 or FP32, made and returned where it is left out.
     - `grouped_layout`: int32 `[m]`, the group of each row, -1 for none; or with `use_psum_layout=True` int32
-      `[groups]`, where each group's rows end. Groups are of any size, and need no padding; what
-      `m_grouped_fp8_gemm_nt_contiguous` says of both forms, of rows without a group and of `bias` holds here.
+      `[groups]`, where each group's rows end. Groups are of any size, and need no padding.
+      Both forms, rows without a group and `bias` are as for `m_grouped_fp8_gemm_nt_contiguous`.
 
     Where `d` is left out the product has gradients: of `a`, and of `b` in the type of `b`. `epilogue` is accepted as
     None.
@@ -163,12 +163,12 @@ def k_grouped_bf16_gemm_tn_contiguous(
 ) -> Tensor | None:
     """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g.T @ b_g`.
 
-    - `a`: `[sum of ks, m]`, `b`: `[sum of ks, n]`, the rows of one group behind those of another; m and n are multiples
+    - `a`: `[sum of ks, m]`, `b`: `[sum of ks, n]`, with the groups' rows one group after another; m and n are multiples
       of 8. Rows behind the last group's are not read.
     - `ks_cpu`: the groups' rows, of any number, on the host. `grouped_layout`: the same as an int32 tensor on the
-      operands' device, or with `use_psum_layout=True` where each group ends. Without `ks_cpu` the GPU alone reads it:
-      the host waits for nothing, and a captured graph computes what the tensor says when it is replayed. Rows that
-      it says `a` has not are cut off.
+      operands' device, or with `use_psum_layout=True` where each group ends. Without `ks_cpu` only the GPU reads it:
+      the host waits for nothing, and a captured graph follows the tensor's values at the time of its replay. Groups are
+      cut off at the end of `a`.
     - `d`: `[groups, m, n]`, BF16 or FP32, made and returned, FP32 or of C's type, where it is left out; `c`: added in
       FP32, D itself or disjoint from it. An empty group gives C, or zero.
 

@@ -25,7 +25,7 @@ def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, **inputs: Any) -> Pr
 
 
 DENSE = {
-    # How A (n: `[m, k]`) and B (t: `[n, k]`) come.
+    # Axes of A (n: `[m, k]`) and of B (t: `[n, k]`).
     major: Product(
         f"fp8_gemm_{major}", partial(dense_problem, major=major), ("recipes",), free=FREE if major[0] == "n" else ()
     )
@@ -68,8 +68,8 @@ def fp8_gemm_nt(
     k is a multiple of 16, n of 8 (BF16 output) or 4 (FP32); addresses are multiples of 16 bytes. `recipe_a` and
     `recipe_b` state a recipe side by side. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result:
     FP32 scales are never rounded. `alpha` and `epilogue` are accepted as None: scales hold any factor already. There is
-    no gradient: `deep_gemm.nn` has layers that have one, and operands that were computed from what requires one are
-    refused in grad mode.
+    no gradient; use the layers of `deep_gemm.nn` to get one. In grad mode, operands that were computed from a tensor
+    with `requires_grad` are refused.
 
     >>> x, w = torch.randn(4, 256), torch.randn(128, 256)
     >>> a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)

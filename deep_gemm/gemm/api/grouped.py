@@ -68,7 +68,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
 
     - `a`: values `[m, k]` and scales `[m, ceil(k / 128)]`; `b`: values `[groups, n, k]` and scales
-      `[groups, ceil(n / 128), ceil(k / 128)]`, of which groups may share one by a stride of 0 (`w.expand(...)`);
+      `[groups, ceil(n / 128), ceil(k / 128)]`; groups may share a weight by a stride of 0 (`w.expand(...)`);
       `d`: `[m, n]`, BF16 or FP32, made and returned where it is left out.
     - `grouped_layout`: int32 `[m]`, the group of each row. Rows of a group form runs of any length, in any order; -1
       skips a row. With `use_psum_layout=True` it is int32 `[groups]`: group g owns the rows from `ends[g - 1]`, aligned
@@ -128,7 +128,7 @@ def m_grouped_fp8_gemm_nt_masked(
     - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m where it is left out.
     - `bias`: as for `m_grouped_fp8_gemm_nt_contiguous`.
 
-    Rows from `masked_m[g]` on may hold anything, and `d` keeps what it has there.
+    Rows from `masked_m[g]` on may hold anything, and `d` stays unchanged there.
 
     >>> a, b = per_token_cast_to_fp8(torch.ones(2, 4, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> d = torch.zeros(2, 4, 8)
@@ -217,7 +217,7 @@ def product_of_stacked_rows(
     *,
     is_behind_cast: bool = False,
 ) -> None:
-    """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of rows that nobody padded: those of -1 keep what D has.
+    """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of unpadded rows: D stays unchanged in rows of id -1.
 
     `is_behind_cast`: as for `launch.run`.
     """
@@ -227,7 +227,7 @@ def product_of_stacked_rows(
 def product_of_stacked_groups(
     a: Operand, b: Operand, d: Tensor, ends: Tensor, recipes: Recipes = NO_RECIPES, bias: Tensor | None = None
 ) -> None:
-    """Compute the same by where each group ends, the next one's rows following: rows behind the last keep D's."""
+    """Compute the same by the groups' ends, each group right behind the one before; D's rows past the last stay."""
     run(BY_ENDS, a, b, d, ends, (recipes, None, True, False), bias)
 
 

@@ -41,7 +41,7 @@ def fp8_einsum(
     recipe: Recipe = RECIPE_1D2D,
     epilogue: None = None,
 ) -> Tensor | None:
-    """Multiply what each head has, FP8 with FP32 scales: b tokens, h heads, vectors of d and of r numbers.
+    """Multiply each head's matrices, FP8 with FP32 scales: b tokens, h heads, vectors of d and of r numbers.
 
     - "bhr,hdr->bhd": each head's rows of tokens times its weights `[d, r]`. `a`: values `[b, h, r]` and scales
       `[b, h, ceil(r / 128)]`; `b`: values `[h, d, r]` and scales `[h, ceil(d / 128), ceil(r / 128)]`, or with
@@ -54,8 +54,8 @@ def fp8_einsum(
 
     `c` is added in FP32: of D's type and shape, D itself or disjoint from it.
 
-    Values lie contiguous along their last dimension, in any strides else that 16 bytes divide: a part of a wider tensor
-    will do. So will scales of any strides; those of a token and head lie as a kernel loads them if the tokens' are
+    Values are contiguous along their last dimension; their other strides are any multiples of 16 bytes, so a part of a
+    wider tensor will do. Scales may have any strides. Kernels load the scales of `a` as they are if tokens are
     contiguous: `get_mn_major_tma_aligned_tensor(scales.transpose(0, 1)).transpose(0, 1)`. Where `d` is given the
     function returns None; where it is left out the function makes it and returns it. `epilogue` is accepted as None.
 
@@ -101,7 +101,7 @@ PRODUCTS = {expr: _product(expr) for expr in (BY_HEADS, BY_HEADS_TURNED)}
 
 
 def _along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> Tensor | None:
-    """Compute a product of groups along k, each of which is a head with all tokens."""
+    """Compute a product of groups along k; each group is a head with all tokens."""
     tokens, heads = check_along_tokens(a, b, d, c, recipe)
     depth = align(tokens, K_MULTIPLE)
     operands = []
@@ -136,7 +136,7 @@ def fp8_gemm_nt_skip_head_mid(
     """Compute A @ B.T into the heads of D, leaving columns between a left and a right part of each as they are.
 
     With `head_splits = (left, mid, right)` the product has `left + right` columns for each head, and D has `left`,
-    then `mid` that nobody writes, then `right`. So column j of the product goes to column
+    then `mid` unwritten columns, then `right`. So column j of the product goes to column
     `j + (j + right) // (left + right) * mid` of D.
 
     - `a`, `b`: as `fp8_gemm_nt` takes them, B's scales one for each 128x128 block.

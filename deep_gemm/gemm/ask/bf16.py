@@ -1,4 +1,4 @@
-"""Products of BF16, of matrices, of grouped rows and of groups along k: what is asked, checked.
+"""Checks of calls of BF16 products: of matrices, of grouped rows and of groups along k.
 
 Kernels get views, whatever the caller's notation: A `[m, k]`, B `[n, k]`, either dimension contiguous. Only strides
 tell how an operand lies.
@@ -25,7 +25,7 @@ from ..problem import Problem
 from .rows import ZERO_PADDING_BLOCK
 
 MULTIPLE = ADDRESS_ALIGNMENT // 2
-"""Elements of BF16 in what TMA counts strides by."""
+"""Elements of BF16 in TMA's unit of strides."""
 K_OF_SUM = 64
 """k of the sum over products is a multiple of this many."""
 
@@ -215,9 +215,9 @@ def operand(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> Tensor:
 
 
 def laid_out(name: str, x: Tensor, rows: str, k: str = "k") -> Tensor:
-    """Check that one of the last two dimensions is contiguous, and that TMA can address what lies along the other.
+    """Check that one of the last two dimensions is contiguous, and that TMA can step along the other.
 
-    A dimension of size 1 may have any stride. The view that is returned has one there that a kernel can take.
+    A dimension of size 1 may have any stride. The returned view has a stride there that a kernel can take.
     """
     if x.numel() == 0:
         return x

@@ -1,4 +1,4 @@
-"""Dense products: what is asked, checked."""
+"""Checks of calls of dense products."""
 
 from __future__ import annotations
 

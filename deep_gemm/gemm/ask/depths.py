@@ -1,4 +1,4 @@
-"""Products of groups along k: what is asked, checked."""
+"""Checks of calls of products of groups along k."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def k_grouped_problem(
     if ks_tensor is not None:
         inputs["ks_tensor"] = ks_tensor
     sizes = {"groups": num_groups, "m": m, "n": n}
-    dtypes = checks.OUTPUT_TYPES if c is None else (torch.float32,)  # what is summed up over calls is summed in FP32
+    dtypes = checks.OUTPUT_TYPES if c is None else (torch.float32,)  # sums over several calls are FP32
     d, c = checks.outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32, dtypes)
     return Problem(av, sfa, bv, sfb, d, c, DEPTHS, PER_ROW, ks=host_ks, ks_tensor=ks_tensor)
 

@@ -1,4 +1,4 @@
-"""Products of heads, a matrix for each, and products into the parts of heads: what is asked, checked."""
+"""Checks of calls of products of heads, a matrix for each, and of products into the parts of heads."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def skip_problem(a: Operand, b: Operand, d: Tensor | None, head_splits: Sequence
     sfa = checks.scales("sfa", sfa, "m", (m,), k, 1)
     sfb = checks.scales("sfb", sfb, "n", (n,), k, SCALE_BLOCK)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
-    d = checks.tensor("d", d)  # whoever calls says what its columns between the parts hold
+    d = checks.tensor("d", d)  # required, as the columns between the parts are the caller's
     checks.has_type("d", d, (torch.bfloat16,))
     columns = n // heads.columns * heads.columns_of_d
     if d.shape != (m, columns):

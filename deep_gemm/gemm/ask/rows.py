@@ -1,4 +1,4 @@
-"""Products of grouped rows: what is asked, checked."""
+"""Checks of calls of products of grouped rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of grouped rows with gate and up, activated and cast to FP8: what is asked, checked."""
+"""Checks of calls of products of grouped rows with gate and up, activated and cast to FP8."""
 
 from __future__ import annotations
 

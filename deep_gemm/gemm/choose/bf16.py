@@ -53,11 +53,11 @@ STORE_US = 1.26
 SPLIT_US = 1.05
 """Time of adding up a tile if k is split among CTAs."""
 ALONE = 1.05
-"""How much longer a block of k takes one warpgroup than several, in whose pauses others multiply."""
+"""How much longer a block of k takes with one warpgroup: several multiply in each other's pauses."""
 NARROW = 0.16
 """How much longer it takes to store panels of 32 columns, not of 64; of 16, three times that."""
 REREAD = 0.06
-"""The part of the time of reading a weight that it costs if another row of tiles reads it at the same time."""
+"""Cost of another row of tiles that reads a weight at the same time, as a part of the time of reading it."""
 REREAD_SPLIT = 0.55
 """The same if a cluster splits k: an H200 takes 1 to 3 us longer with two rows of tiles than with one."""
 MOST_REREADS = 3
@@ -184,7 +184,7 @@ def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices
 def tile_us(
     tile: Tile, rows: float, k: float, output: Output, slices: int = 1, load_kb_per_us: float = LOAD_KB_PER_US
 ) -> float:
-    """Estimate microseconds of a tile of so many rows, for whatever is loaded of A."""
+    """Estimate microseconds of a tile, which loads at most `rows` rows of A."""
     block_m, block_n, _, _, splits = tile
     blocks = math.ceil(math.ceil(k / BLOCK_K) / (slices if splits else 1))
     operations_us = 2 * block_m * block_n * BLOCK_K / SM_TFLOPS / 1e6
@@ -208,7 +208,7 @@ DEPTHS_TILES = (Tile(64, 64), Tile(128, 64), Tile(128, 128), Tile(128, 192), Til
 def select_bf16_rows(
     num_groups: int, rows: float, n: int, k: int, output: Output, b_is_mn: bool, gpu: Gpu
 ) -> Bf16Config:
-    """The configuration for groups of `rows` rows on average: high and wide, unless that leaves SMs idle."""
+    """Choose the configuration for groups of `rows` rows on average: high and wide, unless that leaves SMs idle."""
     height = 64 if rows <= 64 else 128
     tiles_m = num_groups * min(rows, 1.0) * math.ceil(rows / height)
     return grouped_tile(ROWS_TILES, height, tiles_m, n, output, gpu).config(output, Majors(b_is_mn=b_is_mn), 1)
@@ -216,14 +216,14 @@ def select_bf16_rows(
 
 @lru_cache(maxsize=1024)
 def select_bf16_depths(num_groups: int, m: int, n: int, output: Output, gpu: Gpu) -> Bf16Config:
-    """The configuration for groups along k, in as many tiles each as m and n have."""
+    """Choose the configuration for groups along k, each with all the tiles of m and n."""
     height = 64 if m <= 64 else 128
     tile = grouped_tile(DEPTHS_TILES, height, num_groups * ceil_div(m, height), n, output, gpu)
     return tile.config(output, Majors(True, True), 1)
 
 
 def grouped_tile(tiles: tuple[Tile, ...], height: int, tiles_m: float, n: int, output: Output, gpu: Gpu) -> Tile:
-    """The widest tile of a height with which no SM is idle, but no wider than n."""
+    """Choose the widest tile of this height that leaves no SM idle and is no wider than n."""
     fitting = [tile for tile in fitting_tiles(tiles, output) if tile.block_m == height]
     columns = [tile.block_n for tile in fitting]
     rounds = [tiles_m * ceil_div(n, width) / gpu.num_sms for width in columns]
@@ -253,9 +253,9 @@ LEAST_SLICE_OF_SUM = 8
 
 
 def select_bf16_sum(m: int, n: int, blocks: int, majors: Majors) -> tuple[Bf16Config, int]:
-    """The configuration for a sum over products so many blocks of k deep in all, and the number of slices.
+    """Choose the configuration and the number of slices for a sum over products with `blocks` blocks of k in all.
 
-    Sizes alone decide about slices, and so about bits: as many as give each SM of an H100 one tile of a slice.
+    Slices, and so bits, depend on sizes alone: their number gives each SM of an H100 one tile of a slice.
     """
     tile = min(SUM_TILES, key=lambda tile: _us_of_sum(tile, m, n, blocks))
     return tile.config(SUM_OUTPUT, majors, 1), _slices_of_sum(tile, m, n, blocks)
@@ -266,7 +266,7 @@ def _slices_of_sum(tile: Tile, m: int, n: int, blocks: int) -> int:
 
 
 def _tiles_with_neighbours(tile: Tile, m: int, n: int) -> int:
-    """Tiles of D, those included that only neighbours in a cluster bring along."""
+    """Count tiles of D, and the tiles outside D that only fill up clusters."""
     high, wide = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
     return ceil_div(m, high) * ceil_div(n, wide) * tile.cluster_m * tile.cluster_n
 

@@ -6,7 +6,7 @@
                                                     time that its CTAs fill the GPU, but the first
     block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row,
                or convert_ns more if B is FP4; and for each part of it beside the first part_ns + part_ps * elements
-               of a tile, of which half where parts may fold (in the decode kernel half of part_ps, and no part_ns)
+               of a tile; if parts may fold, half of part_ps (in the decode kernel always half, and no part_ns)
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
     block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
     store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
@@ -16,7 +16,7 @@ In a round all SMs take a tile each; two CTAs on an SM take twice as long, so th
 an SM's CTAs of the decode kernel take what their number asks, however many fit.) Multiplying and memory go on at the
 same time: the longer of the two decides, and where they are alike each is in the other's way, which the exponent
 stands for. Rows across lines of the L2 may take longer to load than to multiply. timings.json has the constants, and
-timings.py says what they are.
+timings.py explains them.
 
 Memory takes the same with any tile, so that the tile of the lowest cost is the one that multiplies fastest.
 
@@ -67,7 +67,7 @@ CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (2
 """Clusters that 132 SMs run at a time, by their CTAs, with one and with two CTAs on an SM: the driver says so."""
 NUM_SMS = 132
 SECTOR_BYTES = 32
-"""The L2 gives parts of so many bytes of its lines of 128."""
+"""The L2 is read in sectors of this many bytes (a line is 128)."""
 
 
 class Estimate(NamedTuple):
@@ -84,7 +84,7 @@ class Estimate(NamedTuple):
     why_not: str | None = None
     """The reason why it cannot run; None if it can."""
     config: Any = None
-    """The configuration with this tile, where it is told to people."""
+    """The configuration with this tile, for people."""
 
 
 class OnWeight(NamedTuple):
@@ -97,7 +97,7 @@ class OnWeight(NamedTuple):
     at_once: int
     """Clusters that run at a time."""
     uncrowded: int
-    """How many of them do with a CTA on each SM."""
+    """Clusters that run at a time with one CTA on each SM."""
     round_us: float
     once_us: float
     """Time that one round takes longer than each of several does."""
@@ -133,7 +133,7 @@ class OnWeight(NamedTuple):
         return us + [NEVER] * (len(ms) - len(us))
 
     def estimate(self, m: int, memory_us: float, launch_us: float) -> Estimate:
-        """Estimate the time of a product of m rows, if memory takes so long."""
+        """Estimate the time of a product of m rows, if memory takes `memory_us`."""
         clusters, why_not = ceil_div(m, self.rows) * self.clusters_n, self.why_not(m)
         (us,) = self._replace(least_m=1, most_m=m).multiply_us((m,))
         cost_us = NEVER if why_not else launch_us + together(us, memory_us)
@@ -171,17 +171,17 @@ def dense_memory_us(ms: Sequence[int], n: int, k: int, output: Output, timings: 
 
 
 def memory_us(megabytes: float, timings: Timings) -> float:
-    """Estimate the time of moving so much between DRAM and the SMs."""
+    """Estimate the time of moving these megabytes between DRAM and the SMs."""
     return megabytes / timings.dram_tb_per_s + timings.evict_us * (1 - math.exp(megabytes / -L2_MB))
 
 
 def bytes_of_weight(n: int, k: int, output: Output) -> float:
-    """Bytes of a weight: of FP4 half as many, and one for each 32."""
+    """Count bytes of a weight; FP4 has half a byte for each value, and a scale's byte for each 32 values."""
     return n * k * (17 / 32 if output.b == E2M1 else 1)
 
 
 def row_bytes(n: int, k: int, output: Output) -> int:
-    """Bytes of a row of A and one of D, as often as it moves."""
+    """Count bytes that move for a row of A and a row of D."""
     return k + n * bytes_of_d(output)
 
 
@@ -239,7 +239,7 @@ def rows_alike(m: int) -> tuple[int, int]:
 
 
 def alike(sizes: Sizes, output: Output) -> Sizes:
-    """Give the sizes by which a choice is made: stacked rows and depths count as the most that share it."""
+    """Give the sizes for a choice: stacked rows, or depths, become the largest number with the same choice."""
     if output.work.is_along_k:
         return sizes._replace(k=rows_alike(max(sizes.k, 1))[1])
     if not output.work.is_stacked or not sizes.groups:
@@ -271,7 +271,7 @@ def _of_rows(offer: OnWeight, sizes: Sizes, output: Output, timings: Timings) ->
     tile, (m, n, k, groups) = offer.tile, sizes
     are_cut, end_low = _last_tiles(tile, output)
     half = 0.5**timings.part_power if are_cut else 1.0  # of a last round of few tiles
-    busy = groups * min(m, 1.0)  # groups that have rows
+    busy = groups * min(m, 1.0)  # groups with rows
     per_tile = offer.clusters_n / min(offer.at_once, offer.uncrowded)  # two CTAs on an SM take twice as long
     if output.work.has_planes:
         # The rows of one group may differ much from m; the sum over several groups is close to m per group.
@@ -311,7 +311,7 @@ def _rounds(full: float, half: float) -> float:
 def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) -> tuple[int, float]:
     """Count the tiles along m of a group, and their time in units of a whole tile's.
 
-    The last of several is moved up, so as to be whole, unless it may end low.
+    The last of several tiles is moved up and stays whole, unless the tile may be short.
     """
     tiles = math.ceil(rows / block_m)
     last = rows - (tiles - 1) * block_m if tiles == 1 or end_low else block_m
@@ -325,7 +325,7 @@ def _share(block_m: int, rows: float, timings: Timings) -> float:
 
 @lru_cache(maxsize=2048)
 def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[int, int, int, int, int, float, float]:
-    """Give all that depends on neither weight nor batch, in the order in which `on_weight` takes it."""
+    """Compute everything that depends on neither weight nor batch, in the order that `on_weight` unpacks."""
     elements = tile.block_m * tile.block_n
     if tile.is_decode and output.b == E2M1:
         block_us = tile.block_n / 64 * (timings.fp4_ns + tile.block_m * timings.fp4_token_ns) / 1e3

@@ -1,8 +1,8 @@
 """Choose the configuration of a product: the tile of the lowest cost, by cost.py.
 
-A dense weight is served by few kernels, whatever m is, so that few are compiled and kept. They are picked when the
-weight is first met, together with the rows that each is for; a call then only looks up its m. Other products take the
-best tile for their sizes.
+Few kernels serve a dense weight, for any m, so that few are compiled and kept. They are picked when the weight is first
+met, together with the rows for each kernel; a call then only looks up its m. Other products take the best tile for
+their sizes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from .timings import Timings, timings_of
 Config = GemmConfig | DecodeConfig
 MAX_MENU = 12
 LEAD = 0.97
-"""The decode kernel is to cost at most this part of `fp8_gemm` where rows are grouped: nearer than that they were level
-on an H100."""
+"""Grouped rows take the decode kernel if it costs at most this part of `fp8_gemm`: at closer costs both took the same
+time on an H100."""
 PANELS = (64, 32, 16)
 """Columns of a panel. Parts of heads must be whole panels; the widest that fits is stored fastest."""
 
@@ -62,9 +62,9 @@ PANELS = (64, 32, 16)
 def choose(sizes: Sizes, output: Output, gpu: Gpu, part_multiple: int = 0) -> Config:
     """Choose by the settings in force: for the whole GPU, unless the configuration then needs more SMs than there are.
 
-    `fp8_gemm` is persistent: its grid is as small as it is told. The decode kernel's is as large as its tiles ask, and
-    where that is more CTAs than SMs, nothing would hold them to these SMs. `part_multiple`: for heads with columns
-    between their parts, which are multiples of this many.
+    `fp8_gemm` is persistent: its grid can be as small as the caller wants. The decode kernel's grid depends on its
+    tiles; if that is more CTAs than SMs, nothing would hold them to these SMs. `part_multiple`: for heads with columns
+    between their parts; the parts are multiples of this number of columns.
     """
     split_k, num_sms = not get_batch_invariant(), num_sms_of(gpu.num_sms)
     if output.work.groups_rows:  # of FP4 the two kernels may add up in different orders
@@ -82,14 +82,14 @@ def choose(sizes: Sizes, output: Output, gpu: Gpu, part_multiple: int = 0) -> Co
 def select(
     sizes: Sizes, output: Output, gpu: Gpu, part_multiple: int = 0, *, split_k: bool = True, whole_gpu: bool = True
 ) -> Config:
-    """The configuration of the lowest cost.
+    """Choose the configuration of the lowest cost.
 
     Without `split_k` no CTAs share out k: one thread promotes each element of D in order of k, and the element's bits
-    depend on its row of A and its row of B alone. Without `whole_gpu` only configurations are taken whose grid can be
-    held to some of the SMs.
+    depend only on its row of A and its row of B. Without `whole_gpu` the choice is among configurations whose grid can
+    be held to some of the SMs.
 
     A dense product takes the menu of its weight. Into parts of heads it takes the plain product's configuration, but no
-    `fp8_gemm` that splits k: few columns alone would want it.
+    `fp8_gemm` that splits k, which would help only products of few columns.
     """
     if output.work is not DENSE:
         return select_grouped(alike(sizes, output), output, gpu, split_k, whole_gpu)
@@ -125,7 +125,7 @@ def chosen_tile(
     split_k: bool = True,
     whole_gpu: bool = True,
 ) -> Tile:
-    """The tile of `select`, by these timings, or by the GPU's."""
+    """Choose the tile as `select` does, by these timings, or by the GPU's."""
     m, n, k, _ = sizes
     if output.work is DENSE:
         return menu_of(n, k, output, gpu, split_k, whole_gpu).tile_for(int(m))

@@ -83,7 +83,7 @@ TILES = (
     Tile(32, 128, is_decode=True),
     *_splits(Tile(64, 64, is_decode=True), 3, 5),
 )
-"""Tiles, of more, without which products would take longer: leaving out others costs them 0.1%."""
+"""The tiles that products need, picked from a larger set: leaving out the others costs 0.1%."""
 
 TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), Tile(192, 128), Tile(256, 128))
 """Tiles if B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
@@ -142,8 +142,8 @@ ROWS = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128,
 ROWS_COUNTS = (*ROWS, Tile(256, 128))
 """Tiles for rows that are not stacked, whose scales one TMA box of 256 rows brings."""
 HIGH_TILE = 128
-"""Highest tile of which a group of FP8 rows that are not stacked may have several. With higher tiles, whose last one is
-cut, products took up to 29% longer on an H100."""
+"""Highest tile for groups of several tiles, if FP8 rows are not stacked. With higher tiles, whose last one is cut,
+products took up to 29% longer on an H100."""
 ROWS_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 ROWS_FINE = (Tile(64, 128), Tile(128, 128))

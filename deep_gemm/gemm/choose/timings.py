@@ -1,9 +1,9 @@
 """The times of the parts of a product: the constants of the cost model, read from timings.json.
 
 `python -m lab tune --fit` makes that file from measured times, and says how well choices by it do. All Hopper
-GPUs have the same SMs, so most constants are fitted to all GPUs together; what differs is their memory. One constant,
-`across_lines_ps`, was measured by itself: a fit of all to times with such rows among them chose no better. `GUESSES`
-has what is taken for a GPU that nobody measured.
+GPUs have the same SMs, so most constants are fitted to all GPUs together; the GPUs differ in memory. One constant,
+`across_lines_ps`, was measured by itself: a fit of all constants to times that include such rows chose no better.
+`GUESSES` stands in for GPUs that were not measured.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FILE = Path(__file__).with_name("timings.json")
 class Timings:
     """The constants for one GPU. A name ends in its unit, unless it is a ratio.
 
-    Compared by identity, so that what follows from them can be kept.
+    Compared by identity, so that results computed from them can be cached.
     """
 
     launch_us: float
-    """A product of next to nothing: launch, first bytes, end."""
+    """Time of a product of next to nothing: launch, first bytes, end."""
     sm_tflops: float
     """FP8 operations of one SM's tensor cores, in a burst."""
     block_ns: float
@@ -37,11 +37,11 @@ class Timings:
     store_us: float
     """Time of storing a tile of 256x128 in BF16 that the next tile does not hide."""
     load_gb_per_s: float
-    """A and B that one SM loads in the decode kernel, which waits for nothing else."""
+    """Rate at which one SM loads A and B in the decode kernel, which waits for nothing else."""
     fp4_ns: float
-    """Time of an SM in the decode kernel for 64 columns of a k-block of an FP4 weight: to make E4M3 of it."""
+    """Time of an SM in the decode kernel to make E4M3 of 64 columns of a k-block of an FP4 weight."""
     fp4_token_ns: float
-    """Further time for each row of A that it is multiplied by."""
+    """Further time for each row of A that these columns are multiplied by."""
     fp4_alone_ns: float
     """Further time for a k-block that CTAs beside each other on an SM hide."""
     convert_ns: float
@@ -55,9 +55,9 @@ class Timings:
     add_us: float
     """Time of adding a tile of 256x128 to D along k. The next tile hides it if it has enough blocks of k."""
     across_lines_ps: float
-    """Time of the L2 for 128 bytes of a row across two of its lines, as they lie if k is no multiple of 128."""
+    """Time of the L2 for 128 bytes of a row that straddle two of its lines, if k is no multiple of 128."""
     across_sectors_ps: float
-    """The same across five of its sectors of 32 bytes instead of four: if k is no multiple of 32 either."""
+    """The same for bytes that straddle five of its sectors of 32 bytes, not four, if k is no multiple of 32 either."""
     part_ps: float
     """Further time for an element of a tile of `fp8_gemm` for each part of a k-block but the first."""
     part_ns: float
@@ -67,20 +67,20 @@ class Timings:
     find_us: float
     """How much later grouped rows begin, because their tiles must be found first."""
     find_group_us: float
-    """Time in which a CTA finds a group of rows in ids, besides its rows, if tiles have more than 64 rows."""
+    """Time of a CTA to find a group of rows in ids, besides `find_row_ns`, if tiles have more than 64 rows."""
     find_row_ns: float
-    """The same for each row of a group, if tiles are lower; a third of it if not."""
+    """Time to find each row of a group, if tiles are lower; higher tiles take a third of it."""
     part_power: float
-    """A tile of which only a part is there takes this power of that part."""
+    """A tile that is only partly filled takes `part ** part_power` of a whole tile's time."""
     dram_tb_per_s: float
     """Rate at which products read and write, once nothing from before is left in the L2."""
     evict_us: float
-    """How much longer it takes until then, as what is there has to go first."""
+    """Further time to reach that rate, as older data have to leave the L2 first."""
 
 
 @cache
 def measured() -> dict[str, Timings]:
-    """The timings of each GPU that was measured."""
+    """Read the timings of each GPU that was measured."""
     content = json.loads(FILE.read_text())
     if content.get("format") != FORMAT:
         raise ValueError(f"{FILE}: format: expected {FORMAT}, got {content.get('format')!r}")
@@ -89,7 +89,7 @@ def measured() -> dict[str, Timings]:
 
 @cache
 def timings_of(gpu: Gpu) -> Timings:
-    """The timings of a GPU, measured, or guessed: an H200's, with what its data sheet has less of."""
+    """Give the timings of a GPU: measured, or guessed as an H200's with the slower rates of `GUESSES`."""
     found = measured()
     if gpu.name in found:
         return found[gpu.name]
@@ -98,4 +98,4 @@ def timings_of(gpu: Gpu) -> Timings:
 
 
 GUESSES = {"H20": (0.83, 0.25)}
-"""DRAM's rate, and that of an SM's tensor cores, as parts of an H200's, by the data sheets."""
+"""Rates of DRAM and of an SM's tensor cores, as fractions of an H200's, from the data sheets."""

@@ -61,12 +61,12 @@ class Bf16Config(GemmConfig):
 
     @property
     def accumulators(self) -> int:
-        """Registers of a math thread for sums: of a slice, and of those before."""
+        """Registers of a math thread for sums: of this slice, and of the slices before."""
         return self.sums * 2 - self.shared_sums if self.walks_slices else self.sums
 
     @property
     def exchange_bytes(self) -> int:
-        """Bytes that CTAs that split k send to each: whole columns of chunks, from all math warps."""
+        """Bytes that each CTA receives from CTAs that split k with it: whole columns of chunks, from all math warps."""
         return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
 
     @property
@@ -75,7 +75,7 @@ class Bf16Config(GemmConfig):
         return 8 if self.cluster_k > 1 else EMPTY_BYTES
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield from super().rules()
         for name, is_mn, rows in (
             ("A", self.majors.a_is_mn, self.box_rows_of_a),
@@ -101,7 +101,7 @@ class Bf16Config(GemmConfig):
 
     @property
     def kernel_name(self) -> str:
-        """The kernel's name, by which profilers find it: they look for `bf16_gemm` and `gemm_`."""
+        """Name the kernel so that profilers find it: they look for `bf16_gemm` and `gemm_`."""
         return super().kernel_name.replace("fp8_", "bf16_")
 
     def constants(self) -> dict[str, int | bool]:

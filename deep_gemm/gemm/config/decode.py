@@ -47,7 +47,7 @@ DECODED = E4M3, E2M1
 
 
 def registers_of(config: Any) -> int:
-    """Registers that each thread may have for so many blocks to fit on an SM, which counts warps by fours."""
+    """Registers that each thread may have if `ctas_per_sm` CTAs are to fit on an SM, which counts warps by fours."""
     warps: int = align(config.num_threads // 32 * config.ctas_per_sm, 4)
     return min(REGISTERS_PER_SM // (warps * 32) // 8 * 8, MAX_REGISTERS)
 
@@ -68,9 +68,9 @@ class DecodeConfig(Config):
     c_is_fp32: bool = False
     """C is FP32 beside a BF16 D."""
     work: Work = DENSE
-    """The rows that each B multiplies: all; or those of its head, or of its group."""
+    """The rows that each B multiplies: all rows, its head's or its group's."""
     epilogue: Epilogue = TO_D
-    """The way to D: as it is, or to heads with columns between their parts that are not written."""
+    """The way to D: to all its columns, or to heads with unwritten columns between their parts."""
     b: Values = E4M3
     """Values of B; E2M1 becomes E4M3 in registers."""
     sfb: Scales = PER_BLOCK
@@ -82,7 +82,7 @@ class DecodeConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
+        """Short name: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
         output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c + "32" * self.c_is_fp32
         kind = self.work.suffix + self.epilogue.suffix + " fp4" * self.is_fp4
@@ -142,7 +142,7 @@ class DecodeConfig(Config):
 
     @property
     def reads_words(self) -> Words:
-        """Sides whose scales the kernel takes as words of UE8M0: any fine ones, and those of an FP4 weight."""
+        """Sides whose scales the kernel takes as words of UE8M0: both if scales are fine, B if it is FP4."""
         return Words.A | Words.B if self.is_fine else Words.B if self.is_fp4 else Words.NONE
 
     @property
@@ -153,13 +153,13 @@ class DecodeConfig(Config):
 
     @property
     def fine_scale_blocks(self) -> int:
-        """k-blocks whose fine scales are in shared memory at a time: as many as find room, and registers before."""
+        """k-blocks whose fine scales are in shared memory at a time; room there and registers on the way limit them."""
         *more, least = FINE_SCALE_BLOCKS
         most = FINE_SCALES_THERE // max(self.fine_scales_of_tokens, self.fine_scales_of_rows)
         return next((some for some in more if some <= most and self.fine_registers(some) <= FINE_SCALES_ON_WAY), least)
 
     def fine_registers(self, k_blocks: int) -> int:
-        """Registers in which a thread loads the fine scales of so many k-blocks."""
+        """Count the registers into which a thread loads its part of the fine scales of `k_blocks` k-blocks."""
         of_rows, of_tokens = k_blocks * self.fine_scales_of_rows, k_blocks * self.fine_scales_of_tokens
         return ceil_div(of_rows, WARPGROUP_THREADS) + ceil_div(of_tokens, self.num_math_warpgroups * WARPGROUP_THREADS)
 
@@ -175,7 +175,7 @@ class DecodeConfig(Config):
 
     @property
     def slot_blocks(self) -> int:
-        """k-blocks of a slot: as many as a line of 128 bytes of B has."""
+        """k-blocks of a slot: a line of 128 bytes of B has one in E4M3, two in E2M1."""
         return 2 if self.is_fp4 else 1
 
     @property
@@ -203,7 +203,7 @@ class DecodeConfig(Config):
         return (min(self.block_tokens, m) * self.slot_blocks + min(self.block_n, n)) * BLOCK_K
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.block_tokens in BLOCK_TOKENS, f"block_tokens of {BLOCK_TOKENS}"
         yield self.b in DECODED, "values of B that gemm/decode has a file for"
         most = 4 if self.is_fp4 else 2
@@ -245,7 +245,7 @@ class DecodeConfig(Config):
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
     def rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for scales that are finer than the usual ones."""
+        """Yield (holds, rule) pairs for scales that are finer than the usual ones."""
         yield self.block_tokens <= 64, "at most 64 tokens, as partial sums of parts have registers too"
         yield (
             self.sfa.rows == 1 and self.sfa.columns in FINE_COLUMNS,
@@ -286,7 +286,7 @@ class DecodeConfig(Config):
         }
 
     def constants_of_fine_scales(self) -> dict[str, int | bool]:
-        """Give what decode/fine.cuh takes beside."""
+        """Give the further constants that decode/fine.cuh takes."""
         return {
             "kColumnsOfA": self.sfa.columns,
             "kRowsOfB": self.sfb.rows,
@@ -310,7 +310,7 @@ def deepest(config: DecodeConfig) -> DecodeConfig:
 def decode_config(
     block_tokens: int, num_math_warpgroups: int, cluster_k: int, ctas_per_sm: int, **others: Any
 ) -> DecodeConfig | None:
-    """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
+    """Configure the kernel with all the stages that fit; None if too few fit, or the kernel cannot be built."""
     least = MIN_STAGES // (2 if others.get("b") == E2M1 else 1)
     config = DecodeConfig(block_tokens, least, num_math_warpgroups, cluster_k, ctas_per_sm, **others)
     return deepest(config) if config.why_illegal() is None else None

@@ -87,7 +87,7 @@ def fields_of(
 
 
 def with_buffers(config: C, panels: int) -> C:
-    """Give a configuration store buffers for all panels of a warpgroup, or as many as fit."""
+    """Give a configuration store buffers for all panels of a warpgroup, or for the most panels that fit."""
     for buffered in range(panels, 0, -1):
         if panels % buffered and buffered > 3:
             continue  # rotate through few panels where the whole tile does not fit

@@ -24,22 +24,22 @@ CHUNK_ELEMENTS = 16 * 8
 CONVERT_ROWS = 32
 """Rows of B that a warp converts."""
 PASS_SLOTS = 4
-"""Tiles of whose passes others are told before they ask; see gemm/convert/e2m1.cuh."""
+"""Slots in which scaling warps tell the passes of a tile to all other roles; see gemm/convert/e2m1.cuh."""
 EMPTY_BYTES = 1
 """Size of a struct without members, in C++."""
 RASTER_GROUP = 8
-"""Tiles along m that are taken before the raster moves on along n, unless more are better."""
+"""Tiles along m that the raster takes before it moves on along n, unless more are better."""
 
 
 class Majors(NamedTuple):
-    """The operands that have m or n contiguous, not k."""
+    """Majors of A and B: whether an operand has m or n contiguous, not k."""
 
     a_is_mn: bool = False
     b_is_mn: bool = False
 
     @property
     def name(self) -> str:
-        """Name of both majors, as BLAS names what is transposed: "nt" if k is contiguous in both."""
+        """Name of both majors in BLAS's letters for transposition: "nt" if k is contiguous in both."""
         return {(False, False): "nt", (False, True): "nn", (True, True): "tn", (True, False): "tt"}[self]
 
 
@@ -51,7 +51,7 @@ K_MAJOR = Majors()
 class GemmConfig(Config, Output):
     """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128.
 
-    Its D, scales and groups are those of `Output`; where k is split, C is always read.
+    `Output` declares its D, scales and groups. If k is split, the kernel reads C and adds it, even if C is D.
     """
 
     block_m: int
@@ -85,7 +85,7 @@ class GemmConfig(Config, Output):
 
     @property
     def name(self) -> str:
-        """Short, for people: tile, what a cluster shares, scales, output; such as "256x128/n2 bf16+c"."""
+        """Short name for people: tile, cluster, scales, output; such as "256x128/n2 bf16+c"."""
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
         tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
@@ -94,7 +94,7 @@ class GemmConfig(Config, Output):
 
     @property
     def starts_alone(self) -> bool:
-        """Each cluster has a tile of its own, in place of several in turn."""
+        """Each cluster has one tile, instead of several in turn."""
         return False
 
     @property
@@ -119,7 +119,7 @@ class GemmConfig(Config, Output):
 
     @property
     def num_threads(self) -> int:
-        """Threads of a block: the math warpgroups, the producer's, and those that convert."""
+        """Threads of a block: the math warpgroups, the producer's warpgroup and the converting warpgroups."""
         return (self.num_math_warpgroups + 1 + self.convert_groups) * WARPGROUP_THREADS
 
     @property
@@ -134,17 +134,17 @@ class GemmConfig(Config, Output):
 
     @property
     def scaling_warps(self) -> int:
-        """The producer's last warps: each reads scales of 64 rows of a B that is converted, or one those of blocks."""
+        """The producer's last warps, if they read B's scales: one for each 64 rows to convert, or one for blocks."""
         return self.block_n // 64 if self.converts_b else int(self.has_chunks)
 
     @property
     def storing_warps(self) -> int:
-        """The producer's last warps, where they have no other work: each stores what a math warpgroup leaves for it."""
+        """The producer's last warps, if they store D: one for each math warpgroup, unless these warps scale B."""
         return self.num_math_warpgroups if self.epilogue.has_row_addresses and not self.converts_b else 0
 
     @property
     def scales_written(self) -> int:
-        """Numbers of a slot that scaling warps write: a factor each, or scales of chunks and whether they fold."""
+        """Numbers that scaling warps write into a slot: a factor each, or scales of chunks and whether they fold."""
         if not self.has_chunks:
             return self.scaling_warps
         return self.scale_parts_of_b * (self.block_n // self.scale_rows_of_b) + 1
@@ -181,12 +181,12 @@ class GemmConfig(Config, Output):
 
     @property
     def has_scales(self) -> bool:
-        """Partial sums are promoted by scales, which slots have."""
+        """Slots hold scales, and partial sums are promoted by them."""
         return self.sfa not in (None, WHOLE)
 
     @property
     def scale_rows_of_b(self) -> int:
-        """Rows of B that share a scale; a block's where each has its own, or none has one."""
+        """Rows of B that share a scale; a block's rows if each row has its own scale, or B has no scales."""
         return PER_BLOCK.rows if self.sfb is None or self.loads_sfb else self.sfb.rows
 
     @property
@@ -201,7 +201,7 @@ class GemmConfig(Config, Output):
 
     @property
     def stores_by_tma(self) -> bool:
-        """Tiles of D go through panels in shared memory, and by a tensor map to where they lie."""
+        """TMA stores tiles of D from panels in shared memory, through a tensor map."""
         return self.cluster_k == 1 and self.epilogue.by_tma
 
     @property
@@ -235,7 +235,7 @@ class GemmConfig(Config, Output):
 
     @property
     def exchange_bytes(self) -> int:
-        """Bytes that CTAs that split k send to each."""
+        """Bytes that each CTA receives from the CTAs that split k with it."""
         chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
         return self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
 
@@ -287,17 +287,17 @@ class GemmConfig(Config, Output):
 
     @property
     def branches_on_parts(self) -> bool:
-        """Code for whole tiles leaves units out where a tile is short, as no registers are left for code of its own."""
+        """Code for whole tiles skips units of a short tile: separate code would need registers that are not left."""
         return self.converts_b and self.has_short_tiles
 
     @property
     def cuts_last_tiles(self) -> bool:
         """Tell whether the last tiles are cut in halves where they are no more than half of the CTAs.
 
-        A wave of few tiles takes as long as one of many, but only two thirds of it in halves of tiles, for which
-        warpgroups of two units have code: 144 tiles for the 132 SMs of an H200 take 70 us instead of 85. Quarters
-        gained 2% more, halves of rows nothing. Gate and up cannot go apart, and where rows go to addresses the warp
-        that looks for halves would take registers that the math warps need.
+        A wave of few tiles takes as long as a full one. Cut in halves, the tiles take two thirds of that: 144 tiles for
+        the 132 SMs of an H200 take 70 us instead of 85. Warpgroups of two units have code for halves. Quarters gained
+        2% more, halves of rows nothing. Tiles are not cut if this would part gate from up, or if rows go to addresses:
+        then the warp that looks for halves would take registers that the math warps need.
         """
         has_halves = self.units_along_n == self.units_per_warpgroup == 2
         can_be_cut = not (self.epilogue.gates_apart or self.epilogue.has_row_addresses)
@@ -305,7 +305,7 @@ class GemmConfig(Config, Output):
 
     @property
     def units_of_part(self) -> int:
-        """Units that a warpgroup has of a tile that is short, or narrow: its first ones. 0 if no tile is."""
+        """Units that a warpgroup computes of a short or narrow tile: its first ones. 0 if all tiles are whole."""
         return self.units_along_n if self.has_short_tiles else 1 if self.cuts_last_tiles else 0
 
     @property
@@ -315,25 +315,25 @@ class GemmConfig(Config, Output):
 
     @property
     def box_rows_of_a(self) -> int:
-        """Rows of A that one TMA load brings at most: those of a tile, or this CTA's part of them.
+        """Rows of A that one TMA load brings at most: a tile's rows, or this CTA's part of them.
 
-        Where rows are grouped, TMA takes longer to fill rows behind a group's end with zeros than to load rows: with
-        boxes of 64 rows, those without any are left out. On an H200 that is worth 6% to 128x256 tiles where groups are
-        small, and 25% to 128x128 tiles, and costs nothing where they are large.
+        If rows are grouped, TMA takes longer to fill rows behind a group's end with zeros than to load rows. So boxes
+        have 64 rows, and boxes behind the group's end are left out. On an H200 that is worth 6% to 128x256 tiles if
+        groups are small, and 25% to 128x128 tiles, and costs nothing if groups are large.
         """
         return WGMMA_ROWS if self.work.groups_rows else self.block_m // self.cluster_n
 
     @property
     def box_rows_of_b(self) -> int:
-        """Rows of B that a TMA load brings: a tile's, or half of them if halves may lie apart, or those of a warp."""
+        """Rows of B that a TMA load brings: a tile's, half of them if halves may lie apart, or a converting warp's."""
         if self.converts_b:
             return CONVERT_ROWS
         return self.block_n // 2 if self.cuts_last_tiles or self.epilogue.gates_apart else self.block_n
 
     def box_rows_of_sfa(self, m: int) -> int:
-        """Rows of A whose scales one TMA load brings: a tile's, but no more than there are in whole 16 bytes.
+        """Rows of A whose scales one TMA load brings: a tile's, but no more than A has in whole 16 bytes.
 
-        All of a tile's if they have lines of several parts, which lie that far apart in a slot. Groups begin anywhere.
+        With several parts: all rows of a tile, as parts' lines are that far apart in a slot. Groups begin at any row.
         """
         if self.work.groups_rows:
             return self.box_scale_rows
@@ -344,7 +344,7 @@ class GemmConfig(Config, Output):
     def ctas(self, m: int, n: int, num_sms: int, groups: int = 1) -> int:
         """Count CTAs of this many products: one for each SM, but no more clusters than tiles to share out.
 
-        Of rows with a layout no more than there can be tiles, or halves; a tile has a row at least.
+        Grouped rows get no more CTAs than tiles (or halves) can exist; a tile has at least one row.
         """
         if self.work.groups_rows:
             return min(num_sms, groups * m * ceil_div(n, self.block_n) * (2 if self.cuts_last_tiles else 1))
@@ -354,7 +354,7 @@ class GemmConfig(Config, Output):
         return min(at_once, clusters) * self.cluster_size
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State the rules that must hold, in an order in which no rule is asked before those that give it a meaning."""
+        """Yield (holds, rule) pairs; a rule may rely on the ones before it."""
         yield from self._rules_of_tiles()
         yield from self._rules_of_stores()
         yield from self._rules_of_work()
@@ -496,9 +496,9 @@ class GemmConfig(Config, Output):
 
     @property
     def kernel_name(self) -> str:
-        """The kernel's name, by which profilers find it and know the kind of product.
+        """Name the kernel so that profilers find it and know the kind of product.
 
-        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`. They count
+        They look for `fp8_gemm`, for `fp8_wgrad_gemm` if both operands have scales by row, and for `gemm_`. They count
         one match a call, so no kernel that only helps a product has any of these in its name.
         """
         work, epilogue = self.work, self.epilogue

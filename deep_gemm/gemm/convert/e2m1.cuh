@@ -1,16 +1,16 @@
-// B in E2M1, two values to a byte, with a scale 2^s for each 32 of a row: MXFP4. E4M3 is made of it where it lies, each 32 rows by a
-// warp of their own:
+// B is MXFP4: two E2M1 values in a byte, and a scale 2^s for each 32 values of a row. A converting warp turns 32 rows
+// of a slot into E4M3 in place:
 //
 //   TMA          64 bytes of each row of B            -> the first half of the 32 rows' place in the slot, swizzled by 64 bytes
 //   scaling      scales of a k-block from memory      -> a shift for each 32 values, a factor for each 64 rows, behind A's scales
 //   converting   packed --wait--> bytes, shifts -> registers -> E4M3 in the rows' place, swizzled by 128 bytes --arrive--> full
 //   math         full --wait--> WGMMA, promote by sfa and the rows' factors
 //
-// Scales fold into the exponents of E4M3 as long as those of 64 rows in a k-block are at most 2^11 apart; the factor is what all of
-// them have in common. If a tile has scales beyond that, its k-blocks are multiplied several times, each time with the
-// values of the next scales alone, and zeros for all others. So each value takes part once, and a tile's path depends on its scales
-// alone. The scaling warps, one of the producer's for each 64 rows of a tile, see how often, and tell all others at the end of the
-// first time.
+// The scales of 64 rows of a k-block fold into the exponents of E4M3 if they are at most 2^11 apart. Their common part
+// is the factor. If scales of a tile are further apart, its k-blocks are multiplied in several passes: each pass takes
+// only the values of the next scales, and zeros for all others. So each value takes part once, and a tile's path
+// depends on its scales alone. The scaling warps (the producer's, one for each 64 rows of a tile) count the passes, and
+// tell all other roles at the end of the first one.
 #pragma once
 #include "config.cuh"
 #include "e4m3_of_e2m1.cuh"
@@ -25,14 +25,14 @@
 
 constexpr uint32_t kPassSlots = 4;
 static_assert(kConvertRows == 32 && kBlockN == kScalingWarps * 64, "64 rows for each scaling warp");
-// What stands in the place of a shift: it is not the turn of these values, or their scale is NaN.
+// Marks in place of a shift: kZeros if these values belong to another pass, kNaNs if their scale is NaN.
 constexpr uint32_t kZeros = 0x80, kNaNs = 0x40;
 
 struct ConvertStorage {
   alignas(16) uint32_t shifts[kNumStages][kBlockN];  // of each row's four groups, a byte each, counted from 2^-5
   uint64_t packed[kNumStages];
   uint64_t counted[kPassSlots], known[kPassSlots];
-  alignas(8) ptx::Uint2 passes[kPassSlots];  // of tiles in turn, those that the rows of either scaling warp need
+  alignas(8) ptx::Uint2 passes[kPassSlots];  // of a tile: passes that the rows of each scaling warp need
 
   DEVICE void init() {
     for (uint64_t& barrier : packed) ptx::mbarrier_init(&barrier, 1 + kScalingWarps);  // the loading thread is first
@@ -45,10 +45,10 @@ struct ConvertStorage {
   DEVICE uint64_t* full_of_b(uint64_t*, uint32_t stage) { return &packed[stage]; }
 };
 
-// How often a role goes through a tile's k-blocks: asked after each time.
+// Counts a role's passes over a tile's k-blocks. The role calls `again` after each pass.
 struct Passes {
   ConvertStorage& storage;
-  uint32_t at = 0;  // tiles that are done, times 256, and passes that are left of the one at hand: a register that math warps have
+  uint32_t at = 0;  // 256 * finished tiles + passes left of the current one: one register, which math warps can spare
 
   DEVICE explicit Passes(ConvertStorage& storage_) : storage(storage_) {}
 
@@ -65,7 +65,7 @@ struct Passes {
     return --at % 256 != 0;
   }
 
-  // By a scaling warp, before it asks.
+  // Announces the passes that a scaling warp's rows need. The warp calls this before `again`.
   DEVICE void tell(uint32_t which, uint32_t needed) {
     const uint32_t number = at / 256, slot = number % kPassSlots;
     ptx::mbarrier_wait_parity(&storage.known[slot], (number / kPassSlots & 1) ^ 1);
@@ -79,11 +79,11 @@ struct Passes {
 
 // ---- The warps that scale
 //
-// Scales go by their order: one more than their exponent, and NaN, which has no part in it, is 0.
+// Scales are compared by their order: the exponent plus 1, and 0 for NaN, which has no place among them.
 
 DEVICE uint32_t order_of(uint32_t word, uint32_t group) { return (word >> group * 8) + 1 & 255; }
 
-// The largest of a word's four that is too small to fold with `above`.
+// The largest of a word's four orders that is too small to fold with `above`.
 DEVICE uint32_t most_of_word(uint32_t word, uint32_t above) {
   uint32_t most = 0;
 #pragma unroll
@@ -94,7 +94,7 @@ DEVICE uint32_t most_of_word(uint32_t word, uint32_t above) {
   return most;
 }
 
-// The factor of values among which a scale of this order became 2^6, the largest shift.
+// The factor of values that were shifted so that a scale of this order became 2^6, the largest shift.
 DEVICE float factor_of(uint32_t order) { return ptx::float_of(bits_of_factor(order > 0 ? order - 1 : 0)); }
 
 DEVICE uint32_t reduce_max_sync(uint32_t value) { return ~ptx::reduce_min_sync(~value); }
@@ -103,16 +103,16 @@ DEVICE uint32_t reduce_most_sync(const uint32_t (&words)[2], uint32_t above) {
   return reduce_max_sync(first > second ? first : second);
 }
 
-// 64 rows of B, of which each lane of a scaling warp has two. Scales seldom differ much from a k-block to the next, so the largest
-// order that folds stays as it is while it serves.
+// Scales of 64 rows of B; each lane of a scaling warp has two rows. Scales seldom change much from one k-block to the
+// next, so `most` stays the same as long as the scales fold with it.
 struct RowsOf64 {
-  const uint32_t* next[2];  // the lane's words of scales that are to be asked for
+  const uint32_t* next[2];  // the lane's words of scales to load next
   uint32_t coming[2];
   uint32_t most;  // the largest order that folds: 12 to 251
   float factor;   // of scales that fold
 
-  // A word's shifts if all four fold. With an order of 12 to 251 all others, and NaN, give a shift of more than 11, or one that
-  // borrows of the next.
+  // Computes the words' shifts; true if all scales fold. As `most` is 12 to 251, a scale that does not fold, or NaN,
+  // gives a shift of more than 11, or one that borrows from the next.
   DEVICE bool fold(const uint32_t (&words)[2], uint32_t (&shifts)[2]) const {
     uint32_t outside = 0;
 #pragma unroll
@@ -123,7 +123,7 @@ struct RowsOf64 {
     return (outside & 0xf0f0f0f0) == 0;
   }
 
-  // Sets what folds from here on, in the middle between the largest and the smallest scale, if they fold.
+  // If the largest and the smallest scale can fold together, moves `most` so that they are in the middle of its range.
   DEVICE bool folds_anew(const uint32_t (&words)[2], uint32_t (&shifts)[2]) {
     uint32_t largest = 0, smallest = 255;
 #pragma unroll
@@ -141,8 +141,8 @@ struct RowsOf64 {
     return true;
   }
 
-  // Shifts for one of several passes, or what stands in their place. Gives how many there are, and the factor
-  // of this one.
+  // Computes shifts for one of several passes, or the marks in their place. Returns the number of passes; `factor` is
+  // this pass's.
   static DEVICE uint32_t shift_apart(const uint32_t (&words)[2], uint32_t pass, uint32_t (&shifts)[2], float& factor) {
     uint32_t passes = 0, order = 0;
     for (uint32_t found = reduce_most_sync(words, 255 + kShifts); found != 0; found = reduce_most_sync(words, found), ++passes)
@@ -162,10 +162,10 @@ struct RowsOf64 {
   }
 };
 
-// Scales come from DRAM by sectors, which hold a row's words of so many k-blocks if these lie beside each other.
+// k-blocks whose words of a row share a sector, if they are contiguous. Scales come from DRAM in whole sectors.
 constexpr uint32_t kWordsOfSector = 8;
 
-// By the producer's last warps: each has 64 rows of a tile.
+// The role of the producer's last warps: each has 64 rows of a tile.
 template <typename Storage>
 DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t which) {
   const uint32_t lane = ptx::lane_index();
@@ -178,13 +178,13 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
     do {
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i) {
-        const uint32_t row = tile.row_n + which * 64 + i * 32 + lane;  // behind the last one, the last one's scales
+        const uint32_t row = tile.row_n + which * 64 + i * 32 + lane;  // past the last row, the last row's scales
         rows.next[i] = reinterpret_cast<const uint32_t*>(sfb_of(p, tile)) +
                        static_cast<uint64_t>(row < p.n ? row : p.n - 1) * p.sfb_stride_n +
                        static_cast<uint64_t>(k_blocks.first) * p.sfb_stride_k;
         if (!k_blocks.are_none()) rows.coming[i] = ptx::ld_global_b32(rows.next[i]);
       }
-      rows.most = kShifts, rows.factor = factor_of(kShifts);  // whatever the tile before had: its bits are its own
+      rows.most = kShifts, rows.factor = factor_of(kShifts);  // a tile's bits must not depend on the tile before
 #pragma unroll 1
       for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
         uint32_t words[2], shifts[2];
@@ -230,7 +230,7 @@ constexpr uint32_t kRowsOfRound = 16;
 struct Tables {
   Table of[kGroupsOfBlock];
 
-  // By shifts, or what stands in their place.
+  // Made from shifts, or the marks in their place.
   DEVICE explicit Tables(uint32_t shifts)
       : of{Table(shifts & 255), Table(shifts >> 8 & 255), Table(shifts >> 16 & 255), Table(shifts >> 24)} {
     if (__builtin_expect((shifts & (kZeros | kNaNs) * 0x01010101) == 0, 1)) return;
@@ -242,7 +242,7 @@ struct Tables {
   }
 };
 
-// Writes the values of a round; `to` is where the lane's go.
+// Writes the values of a round; the lane's values go to `to`.
 DEVICE void store_values(const ptx::Uint4 (&packed)[2], const Table& first, const Table& second, uint32_t to) {
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
@@ -268,8 +268,8 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
 #pragma unroll 1
   for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
     if (kConvertGroups == 2 && (is_turn = !is_turn)) continue;
-    // Who has each slot every other time must know that the time between is over: its parity is the other one, so the end of the
-    // time before it would be taken for that of this one. It is over once math warps have given the slot back.
+    // With an odd number of stages a group has each slot every other round. Rounds r and r - 2 have the same parity, so
+    // the group waits until math warps have freed the slot of round r - 1: it would take round r - 2 for round r.
     if constexpr (kNumStages % kConvertGroups != 0) wait_until_free(shared.ring, at);
     ptx::mbarrier_wait_parity(&shared.roles.packed[at.stage], at.parity);
     const uint32_t shifts_at = first_shifts + at.stage * (kBlockN * 4), from = first_from + at.stage * kBBytes;
@@ -289,7 +289,7 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
   }
 }
 
-// By the converting warpgroups: with two of them, each has every other slot.
+// The role of the converting warpgroups: with two of them, each has every other slot.
 template <typename Storage>
 DEVICE void convert_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t group) {
   ptx::setmaxnreg_dec<kConvertRegisters>();

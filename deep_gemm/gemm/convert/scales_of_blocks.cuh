@@ -1,10 +1,10 @@
-// B lies in memory as WGMMA reads it, and has a scale for each block of fewer than 128 x 128: too many for the math warps to keep.
-// The producer's last warp writes those of a k-block into the slot, behind A's:
+// B needs no conversion. Its scales are of blocks smaller than 128 x 128: too many scales for the math warps to keep.
+// The producer's last warp writes the scales of a k-block into the slot, behind A's scales:
 //
 //   [parts of the k-block][chunks of a tile's columns], and whether each chunk has one scale for all parts
 //
-// and arrives at the slot's barrier. Its loads are of a batch of k-blocks at a time, a batch ahead. Scales in words become numbers
-// when they are taken up; lanes load a word each, and four of them the same.
+// and arrives at the slot's barrier. It loads the scales of a batch of k-blocks at a time, one batch ahead. Words turn
+// into numbers only when they are used; each lane loads a word, and four lanes load the same one.
 #pragma once
 #include "config.cuh"
 #include "convert/as_it_lies.cuh"
@@ -17,7 +17,7 @@
 #include WORK
 
 constexpr uint32_t kChunks = kBlockN / kScaleRowsOfB;
-// A lane has a part of one of so many k-blocks, of each chunk.
+// k-blocks of a batch: a lane has one part of one k-block, for each chunk.
 constexpr uint32_t kBlocksOfBatch = 32 / kScalePartsOfB;
 static_assert(kChunks == 2 || kChunks == 4, "the scales of a part are stored at once");
 
@@ -26,8 +26,8 @@ struct LaneScales {
   uint32_t coming[kChunks];
   const bool are_words;
 
-  // Scales behind the last one of k are zeros, as the values there are, or the number of exponent zero. A tile's columns past n
-  // take the last block's.
+  // Scales past the end of k are zero, like the values there, or, in words, the number of exponent zero. Columns of a
+  // tile past n take the last block's scale.
   DEVICE void ask(const Params& p, uint32_t first_k_block) {
     const uint32_t part = first_k_block * kScalePartsOfB + ptx::lane_index();
     const bool is_there = part < ceil_div(p.k, kBlockK / kScalePartsOfB);
@@ -36,7 +36,7 @@ struct LaneScales {
       coming[i] = is_there ? ptx::ld_global_nc_b32(rows[i] + static_cast<uint64_t>(are_words ? part / 4 : part) * p.sfb_stride_k) : 0;
   }
 
-  // What came for the lane's part, of which this is the place along k.
+  // The loaded scale of the lane's part; `part` counts parts from the start of k.
   DEVICE uint32_t taken(uint32_t i, uint32_t part) const { return are_words ? bits_of_scale_at(part, coming[i]) : coming[i]; }
 
   DEVICE LaneScales(const Params& p, const Tile& tile) : are_words(p.words & kWordsOfB) {
@@ -61,7 +61,7 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
 #pragma unroll 1
     for (uint32_t first = k_blocks.first; first < k_blocks.end; first += kBlocksOfBatch) {
       uint32_t current[kChunks];
-      bool folds = true;  // the scales of the k-block's first part, or behind the last one of k
+      bool folds = true;  // they equal the scales of the k-block's first part, or lie past the end of k
 #pragma unroll
       for (uint32_t i = 0; i < kChunks; ++i) {
         current[i] = scales.taken(i, first * kScalePartsOfB + ptx::lane_index());

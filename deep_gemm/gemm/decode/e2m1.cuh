@@ -1,12 +1,12 @@
-// B in E2M1, two values to a byte, with a scale 2^s for each 32 of a row: MXFP4.
+// B is MXFP4: two E2M1 values in a byte, and a scale 2^s for each 32 values of a row.
 //
 //   two k-blocks of B, in shared memory: rows of 128 bytes, swizzled
 //     16 bits for each lane and half of a group of 32        --> four E4M3 values of its fragment, by a table of the group's scale
 //     fragments of 64 x 32, in registers, x tokens            --> WGMMA, four to a k-block
 //
-// A row's scales in a k-block fold into the exponents of its E4M3 values as long as they are at most 2^11 apart, which the math
-// warps see when they bring scales into shared memory. If those of any of a warpgroup's rows are not, its groups are multiplied
-// one by one, each from zero.
+// A row's scales in a k-block fold into the exponents of its E4M3 values if they are at most 2^11 apart. The math warps
+// check this when they bring scales into shared memory. If the scales of one row do not fold, all groups of its
+// warpgroup are multiplied one by one, each from zero.
 #pragma once
 #include "config.cuh"
 #include "decode/product.cuh"
@@ -18,7 +18,7 @@
 
 // Sums of k-blocks that a thread has registers for: with two, one is multiplied while the other is promoted.
 constexpr uint32_t kNumPartials = kBlockTokens <= 32 ? 2 : 1;
-// How many k-blocks have their scales in shared memory at a time.
+// k-blocks whose scales are in shared memory at a time.
 constexpr uint32_t kScaleBlocks = 16;
 constexpr uint32_t kNumWarpgroups = kNumMathWarps / 4;
 constexpr uint32_t kScalesOfTokens = kScaleBlocks * kBlockTokens;
@@ -35,7 +35,7 @@ struct ScaleStorage {
   alignas(16) uint32_t fold[kNumWarpgroups][kScaleBlocks][2];
 };
 
-// What ScaleStorage holds of a row whose scales are the bytes of `word`.
+// The words in ScaleStorage for a row whose scales are the bytes of `word`.
 DEVICE ptx::Uint2 folded(uint32_t word, bool& folds) {
   uint32_t least = 255, most = 0;
 #pragma unroll
@@ -50,8 +50,8 @@ DEVICE ptx::Uint2 folded(uint32_t word, bool& folds) {
   return {shifts, bits_of_factor(most)};
 }
 
-// The scales of kScaleBlocks k-blocks, on their way to shared memory. A warpgroup brings those of its rows, all together those of
-// the tokens. What is past the last row, token or k-block is loaded again from the last one: never an address outside.
+// The scales of kScaleBlocks k-blocks, on their way to shared memory. A warpgroup loads its rows' scales; all together
+// load the tokens'. Past the last row, token or k-block the last one is loaded again: no address is outside.
 struct Scales {
   uint32_t rows[kRowsPerThread];
   float tokens[kTokensPerThread];
@@ -131,7 +131,7 @@ DEVICE void issue(float (&partial)[kAccumulators], const Fragments& fragments, u
   ptx::wgmma_commit_group();
 }
 
-// Where scales do not fold: a sum for each group, from zero, added in their order.
+// If scales do not fold: sums each group from zero, and adds the sums in order.
 DEVICE void multiply_groups(float (&partial)[kAccumulators], uint32_t b, uint32_t first, uint32_t a_low,
                             const ptx::Uint2 (&rows)[2]) {
 #pragma unroll

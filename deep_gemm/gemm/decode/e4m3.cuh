@@ -43,7 +43,7 @@ struct Scales {
   }
 };
 
-// Multiplies this CTA's k-blocks, in groups that have their scales in shared memory.
+// Multiplies this CTA's k-blocks. The scales of kScaleBlocks k-blocks are in shared memory at a time.
 template <typename Storage>
 DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, RingPosition& at, float (&total)[kAccumulators]) {
   const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;

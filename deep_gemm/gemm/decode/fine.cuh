@@ -26,11 +26,11 @@ struct ScaleStorage {
   alignas(16) float rows[kNumWarpgroups][kScaleBlocks][kScalesOfRows][kPartsOfB];
 };
 
-// Which load of B's scales a thread's i-th is, of those of a warpgroup: of one, or of a word that has those of a k-block.
+// A thread's i-th load, among its warpgroup's loads of B's scales: of one scale, or of a word with a k-block's scales.
 template <bool kAreWords>
 struct RowLoad {
   static constexpr uint32_t kOfBlock = kAreWords ? 1 : kPartsOfB;
-  // Loads along k by lanes beside each other: scales of a row lie beside each other, words of rows do.
+  // Loads along k by neighbouring lanes, as a row's scales are contiguous. Words are contiguous along rows instead.
   static constexpr uint32_t kTogether = kAreWords ? 1 : 8;
   static constexpr uint32_t kCount = kScaleBlocks * kOfBlock * kScalesOfRows, kPerThread = ceil_div(kCount, 128);
   static_assert(kScaleBlocks * kOfBlock % kTogether == 0, "whole sets of loads");
@@ -42,9 +42,9 @@ struct RowLoad {
         along_k(index / (kTogether * kScalesOfRows) * kTogether + index % kTogether) {}
 };
 
-// The scales of kScaleBlocks k-blocks, or the words that they are in, on their way to shared memory. A warpgroup brings those of its
-// rows, all together those of the tokens. What is past the last row, token or column is loaded again from the last one: never an
-// address outside.
+// The scales of kScaleBlocks k-blocks, or words with them, on their way to shared memory. A warpgroup loads its rows'
+// scales; all warpgroups together load the tokens' scales. Past the last row, token or column the last one is loaded
+// again, so that no address is outside.
 struct Scales {
   uint32_t rows[RowLoad<false>::kPerThread], tokens[kTokensPerThread];
 
@@ -80,7 +80,7 @@ struct Scales {
     }
   }
 
-  // What was loaded from a k-block on.
+  // Stores the loaded scales, which begin at `first_k_block`.
   DEVICE void store(const DecodeProduct& p, uint32_t first_k_block, ScaleStorage& to) const {
     if (p.words & kWordsOfB) store_rows<true>(first_k_block, to); else store_rows<false>(first_k_block, to);
     const bool are_words = p.words & kWordsOfA;
@@ -118,7 +118,7 @@ struct Scales {
   }
 };
 
-// What a thread's rows of B are scaled by in a k-block.
+// Scales of a thread's rows of B for one k-block.
 struct RowScales {
   float of[kScalesOfThread][kPartsOfB];
 
@@ -159,7 +159,7 @@ struct KBlock {
     ptx::wgmma_commit_group();
   }
 
-  // Promotes this part and those behind it. `done` is called when the tensor cores are done with the slot.
+  // Promotes this part and the next ones. `done` is called when the tensor cores are done with the slot.
   template <uint32_t kPart, typename Done>
   DEVICE void promote(float (&total)[kAccumulators], Partials& partials, const Done& done) const {
     if constexpr (kPart < kParts) {
@@ -173,7 +173,7 @@ struct KBlock {
       ptx::fence_registers(partial);
       ptx::wgmma_wait_group<kIssued - 1>();
       if constexpr (kPart + 1 == kParts) done();
-      // No scale is behind the last column of k. What is there instead may be infinite, and would make NaN of zeros.
+      // Past the last column of k there are no scales. A value in their place may be infinite, and make zeros NaN.
       if (kPart == 0 || kPart * kDepth < depth) {
 #pragma unroll
         for (uint32_t j = 0; j < kAccumulators; ++j) {

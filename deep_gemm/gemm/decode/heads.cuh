@@ -1,5 +1,5 @@
-// Products of several heads, all of one shape: see decode/product.cuh. Maps have the head as their last dimension. The tiles
-// of a head follow each other, and those of the next head follow them.
+// Products of several heads, all of one shape: see decode/product.cuh. Maps have the head as their last dimension. All
+// tiles of a head follow each other, then come the next head's tiles.
 #pragma once
 #include "decode/product.cuh"
 #include "decode/tile.cuh"

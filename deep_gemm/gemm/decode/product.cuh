@@ -1,6 +1,6 @@
-// What fp8_gemm_decode is given of a product; gemm/launch.py packs it. The files decode/one.cuh, decode/heads.cuh,
-// decode/skip_mid.cuh and decode/rows.cuh, of which config.cuh names one, add what products of one head, or of several, or into
-// the parts of heads, or of groups of rows, need beside it; fp8_gemm_decode.cuh checks what they give.
+// The parameters of a product for fp8_gemm_decode; gemm/launch.py packs them. config.cuh names one of decode/one.cuh,
+// decode/heads.cuh, decode/skip_mid.cuh (into the parts of heads) and decode/rows.cuh (groups of rows). This file adds
+// the parameters that its products need besides; fp8_gemm_decode.cuh checks its members.
 #pragma once
 #include "config.cuh"
 #include "ptx/tma.cuh"
@@ -18,8 +18,8 @@ struct DecodeProduct {
   uint32_t sfa_stride_m, sfa_stride_k, sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
   uint32_t slot_bytes;  // of one box of A and one of B
-  // This kernel starts when all is over that ran before the kernel ahead of it, which writes A and its scales alone. So B,
-  // and the layout of groups, may be loaded before griddepcontrol_wait.
+  // Nonzero if the kernel ahead writes only A and its scales, and this one starts only when all work before that kernel
+  // is over. Then B, and the layout of groups, may be loaded before griddepcontrol_wait.
   uint32_t weight_is_ready;
   uint32_t words;  // whose scales are words of UE8M0: see ue8m0.cuh
 };

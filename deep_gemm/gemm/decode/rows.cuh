@@ -1,6 +1,6 @@
-// Products of groups of rows, each with its own B: see decode/product.cuh and work/layout.cuh. CTA i takes tiles i, i + CTAs, ...
-// of those that the layout has. Its producer's warp finds them there, hands them to the math warps through a queue, and
-// loads them: it is ahead of the math warps, also from one tile to the next.
+// Products of groups of rows, each with its own B: see decode/product.cuh and work/layout.cuh. CTA i takes the layout's
+// tiles i, i + CTAs, ... Its producer's warp finds the tiles in the layout, hands them to the math warps through a
+// queue, and loads them. It is ahead of the math warps, also from one tile to the next.
 #pragma once
 #include "decode/product.cuh"
 #include "decode/tile.cuh"
@@ -40,7 +40,7 @@ struct Tiles {
   static constexpr bool kIsOnly = false;
   struct Storage {
     TileQueue queue;
-    alignas(16) float room[kNumMathWarps][kChunkFloats];  // where a warp transposes what it stores
+    alignas(16) float room[kNumMathWarps][kChunkFloats];  // where a warp transposes a chunk before it stores it
 
     DEVICE void init() { queue.init(kNumMathWarps); }
   };
@@ -56,7 +56,7 @@ struct Tiles {
   // By the producer's warp.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
-    if (!p.weight_is_ready) ptx::griddepcontrol_wait();  // the layout may be what the kernel before wrote
+    if (!p.weight_is_ready) ptx::griddepcontrol_wait();  // the kernel before may write the layout
     Stretches stretches(storage.queue.window);
     RingPosition at;
     const uint32_t tiles_n = ceil_div(p.n, kBlockN);
@@ -76,7 +76,7 @@ struct Tiles {
     }
     if (ptx::lane_index() == 0) storage.queue.deal(number, {0, 0, 0, 0});
     ptx::syncwarp();
-    ptx::griddepcontrol_wait();  // without a tile nothing has waited, and the kernel before may read where D lies
+    ptx::griddepcontrol_wait();  // a CTA without tiles has not waited, and the kernel before may read D's memory
     if (p.groups.zeroes_padding) zero_padding(p.groups, storage.queue.window, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }
 
@@ -91,7 +91,7 @@ struct Tiles {
     return next_work.end_m != 0;
   }
 
-  // Writes a tile's rows as far as the group has them, from room of the warp's own: the ring is loaded meanwhile.
+  // Writes the tile's rows that the group has. Each warp uses a room of its own, as the ring is being loaded.
   template <typename Shared>
   DEVICE void store(const DecodeProduct& product, Shared&, const CtaWork& tile, const float (&total)[kAccumulators]) {
     const uint32_t warp = ptx::warp_index();

@@ -1,4 +1,4 @@
-// One product, of whose columns D has the parts of heads: see decode/product.cuh, and head_parts.cuh.
+// One product, whose columns go to the parts of heads in D: see decode/product.cuh, and head_parts.cuh.
 #pragma once
 #include "config.cuh"
 #include "decode/product.cuh"
@@ -23,7 +23,7 @@ DEVICE void load_box(const ptx::TensorMap* map, uint64_t* full, uint8_t* destina
   ptx::tma_load_2d(map, full, destination, k, row);
 }
 
-// Behind the middles of all heads whose right part the column has reached.
+// Skips the middles of all heads whose right part the column has reached.
 DEVICE uint32_t column_of_d(const Params& p, uint32_t column) {
   return column + p.heads.before(column + p.heads.columns - p.heads.left) * p.heads.mid;
 }

@@ -1,5 +1,5 @@
-// What the kernels for few rows of A share: which tile of D a CTA computes over which k-blocks, the loop over its k-blocks,
-// and the way of sums to D.
+// Code that the kernels for few rows of A share: a CTA's tile of D and its k-blocks, the loop over these k-blocks, and
+// the way of sums to D.
 //
 // Rows of B are on WGMMA's side of 64, tokens on the side that may be as narrow as 8. So the accumulators are a tile of
 // D transposed: 64 columns of D for each warpgroup, times kBlockTokens rows. The k-blocks of a tile are shared out to
@@ -14,20 +14,20 @@
 #include "ptx/wgmma.cuh"
 #include "ring.cuh"
 
-// Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
+// Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows. Addresses are aligned to an atom, 1024 bytes.
 constexpr uint32_t kABytes = kBlockTokens * kBlockK, kBBytes = kBlockN * kBlockK;
 constexpr uint32_t kNumMathThreads = kNumMathWarps * 32;
 constexpr uint32_t kAccumulators = kBlockTokens / 2;
-// Whether the last tokens' tile ends where the tokens do, instead of hanging out, and so computes some again, to the same
-// bits: TMA would fill what hangs out with zeros. Not where C is added, which must happen once.
+// Whether the last tile of tokens moves up to end at the last token, and so computes some tokens again, to the same
+// bits. Otherwise TMA would fill the rows past the end with zeros. Not if C is added, which must happen once.
 constexpr bool kMovesLastTileUp = !kWithC;
-// Whether a k-block's scales find registers beside partial sums and totals.
+// Whether a thread has registers for a k-block's scales besides partial sums and totals.
 constexpr bool kScalesFit = kBlockTokens <= 64;
 
-// What this CTA computes: a tile of D, over some of its k-blocks. There may be fewer of them than CTAs.
+// This CTA's work: a tile of D, over some of its k-blocks. A tile may have fewer k-blocks than CTAs.
 struct Work {
   uint32_t rank, row_m, row_n, k_block, end_k_block;
-  uint32_t place;  // of the tile among those of its cluster
+  uint32_t place;  // of the tile in its cluster
 
   Work() = default;
   template <typename Params>
@@ -60,10 +60,10 @@ DEVICE void issue_k_block(float (&partial)[kAccumulators], uint32_t b_address, u
   ptx::wgmma_commit_group();
 }
 
-// Multiplies k-blocks whose B is in the ring, and promotes them. `scales` begin with those of the first; only kScaled
-// reads them. `a_address` gives the address of A for the i-th, whose B is in this slot. Accumulator 4 * g + i of a
-// thread: token 8 * g + lane % 4 * 2 + i % 2, column lane / 4 + i / 2 * 8 of its warp's 16. (PTX ISA, "Register
-// Fragments for wgmma.mma_async.m64nNk32".)
+// Multiplies and promotes `count` k-blocks; B comes from the ring. `scales` begin at the first k-block, and are read
+// only if kScaled. `a_address` gives the address of A for the i-th k-block, whose B is in this slot. Accumulator 4 * g
+// + i of a thread is for token 8 * g + lane % 4 * 2 + i % 2 and column lane / 4 + i / 2 * 8 of its warp's 16. (PTX ISA,
+// "Register Fragments for wgmma.mma_async.m64nNk32".)
 template <bool kScaled = true, typename AddressOfA>
 DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& a_address, const float* scales,
                               uint32_t count, RingPosition& at, float (&total)[kAccumulators]) {
@@ -100,8 +100,8 @@ DEVICE void multiply_by_scales(float (&total)[kAccumulators], const float (&of_t
   }
 }
 
-// Where (token, column) of a chunk of 8 x 16 lies in 512 bytes of shared memory: [token][column], in an order of rows and
-// of their quarters in which lanes that hold a column each, and lanes that hold a quarter each, meet no bank conflict.
+// Offset of (token, column) of a chunk of 8 x 16 in 512 bytes of shared memory: [token][column]. Rows and quarters
+// of rows are permuted so that lanes with a column each, and lanes with a quarter each, meet no bank conflict.
 DEVICE uint32_t transposed(uint32_t token, uint32_t column) {
   return (token ^ (token >> 1 & 1)) * 16 + (column ^ token / 4 * 8);
 }
@@ -110,7 +110,7 @@ DEVICE uint32_t transposed(uint32_t token, uint32_t column) {
 template <typename Params>
 DEVICE void store_chunk(const Params& p, float* room, const ptx::Float4& v, uint32_t row_m, uint32_t row_n) {
   const uint32_t lane = ptx::lane_index(), token = lane % 4 * 2, column = lane / 4;
-  ptx::syncwarp();  // all lanes have read what was here
+  ptx::syncwarp();  // all lanes have read the chunk before
   ptx::st_shared_f32(room + transposed(token, column), v.x);
   ptx::st_shared_f32(room + transposed(token + 1, column), v.y);
   ptx::st_shared_f32(room + transposed(token, column + 8), v.z);
@@ -164,13 +164,13 @@ DEVICE void init_barriers(Storage& shared, const Work& work) {
   if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);
 }
 
-// From the math warps' totals to D. A CTA of a cluster has waited for the others to run.
+// Adds up the math warps' totals and stores D. A CTA of a cluster has waited until the others run.
 template <typename Params, typename Storage>
 DEVICE void add_up_and_store(const Params& p, Storage& shared, const Work& work, const float (&total)[kAccumulators]) {
   if constexpr (kClusterK > 1) {
     send_chunks(total, shared.exchange, &shared.received, work.rank, work.place * kClusterK, ptx::warp_index(),
                 ptx::lane_index());
-    // All that is sent to this CTA has arrived: nobody writes to it any more, and it may end.
+    // Once all chunks for this CTA have arrived, no CTA writes to it any more, and it may end.
     ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
     store_share(p, shared.exchange, work, total);
   } else {

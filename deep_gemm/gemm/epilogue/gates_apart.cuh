@@ -8,7 +8,7 @@ constexpr uint32_t kColumns = 128;  // of activations, under one scale
 constexpr uint32_t kUnitsOfScale = 2;
 static_assert(kUnitN == kColumns && kUnitsAlongN == kUnitsOfScale, "a tile has gate and up of what lies under one scale");
 
-// What one thread has of the activations of a row: those of columns 8 * j + lane % 4 * 2 and the next, for each j.
+// A thread's activations of a row: of columns 8 * j + lane % 4 * 2 and the next, for each j.
 using Activated = float[kColumns / 4];
 
 // `half` says which of the thread's two rows.

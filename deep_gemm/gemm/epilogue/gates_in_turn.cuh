@@ -1,5 +1,5 @@
 // Gate and up of the columns under one scale, where B has 8 rows of gate and 8 of up in turn: 64 columns, in one unit. Of 16
-// columns of the product a thread holds, of each of its two rows, two gates and the two ups that belong to them.
+// columns of the product a thread has, for each of its two rows, two gates and their two ups.
 #pragma once
 #include "cast/silu.cuh"
 #include "config.cuh"
@@ -8,7 +8,7 @@ constexpr uint32_t kColumns = 64;  // of activations, under one scale
 constexpr uint32_t kUnitsOfScale = 1;
 static_assert(kUnitN == 2 * kColumns, "a unit is what lies under one scale");
 
-// What one thread has of the activations of a row: those of columns 8 * j + lane % 4 * 2 and the next, for each j.
+// A thread's activations of a row: of columns 8 * j + lane % 4 * 2 and the next, for each j.
 using Activated = float[kColumns / 4];
 
 // `half` says which of the thread's two rows.

@@ -18,8 +18,8 @@ static_assert(kUnitN / kColumnsOfValue % kPanelColumns == 0, "panels must fill w
 static_assert(kPanelRowBytes == 32 || kPanelRowBytes == 64 || kPanelRowBytes == 128 || kPanelIsWide,
               "a swizzle must span a panel row, or a part of a wide one");
 
-// The swizzle's span: a panel's row, or, where it is wide, as many columns as are a power of two, at most 32, of which n is a
-// multiple, so that no span is only partly inside of D. (n is a multiple of 4.)
+// The swizzle's span: a panel's row. A wide row has spans of 4, 8, 16 or 32 columns, the largest number that divides n,
+// so that no span is only partly inside of D. (n is a multiple of 4.)
 struct Span {
   uint32_t log2_columns;  // of wide rows
 
@@ -27,7 +27,7 @@ struct Span {
 
   DEVICE uint32_t bytes() const { return kPanelIsWide ? kOutputBytes << log2_columns : kPanelRowBytes; }
 
-  // Which span of D, where panels are wide, begins at a column.
+  // The number of the span of D that begins at a column, if panels are wide.
   DEVICE uint32_t at_column(uint32_t column) const { return column >> log2_columns; }
 
   // Where TMA expects the 16 bytes at (row, byte) of a panel: their index in the span, XOR the index of the 128 bytes that

@@ -4,7 +4,7 @@
 // The four threads of a row tell each other its largest magnitude, and exchange words until each has 16 bytes that lie in a
 // line: they are stored from registers, rows of other groups left out.
 //
-// A number is what cast/source_silu.cuh would make of gates and ups, and per_token_cast_to_fp8 of that.
+// The numbers are the same as from cast/source_silu.cuh and then per_token_cast_to_fp8.
 #pragma once
 #include "cast/division.cuh"
 #include "config.cuh"
@@ -14,7 +14,7 @@
 #include GATES
 #include WORK
 
-// kColumns of activations have a scale, and lie in kUnitsOfScale units. Activated is what a thread has of a row of them.
+// kColumns activations of a row share a scale, and are in kUnitsOfScale units. Activated is a thread's part of them.
 static_assert(requires(const Totals& total, uint32_t unit, uint32_t half, float limit, float weight, Activated& activated) {
   activate(total, unit, half, limit, weight, activated);  // of one of the thread's two rows
   activated[kColumns / 4 * kUnitsOfScale - 1];
@@ -31,7 +31,7 @@ DEVICE void prefetch_d(const Params&, const TileToLoad&, uint32_t, uint32_t) {}
 
 constexpr uint32_t kOfThread = kColumns / 4;
 
-// The largest magnitude of the row. NaN do not count, and infinities not where numbers are of any kind.
+// The largest magnitude of the row. NaN does not count; an infinity counts only if kIsOrdinary.
 template <bool kIsOrdinary>
 DEVICE float amax_of(const Activated& activated) {
   float amax = 0;
@@ -74,7 +74,7 @@ DEVICE void transpose(uint32_t (&words)[4], uint32_t lane) {
   }
 }
 
-// What a warpgroup stores, tile by tile.
+// Stores a warpgroup's tiles.
 struct Output {
   uint32_t warpgroup;
 
@@ -93,7 +93,7 @@ struct Output {
                   (tile.row_n + column_of_unit(unit)) / 2);
   }
 
-  // One row of each four lanes. All lanes take part, those of rows that are not the group's too.
+  // Stores a row of each four lanes. All lanes take part, also if their row is not the group's.
   template <uint32_t kUnits>
   DEVICE void store_row(const Activation& a, uint8_t* d, uint64_t pitch, const float (&total)[kUnits][kUnitN / 2],
                         uint32_t unit, uint32_t half, uint32_t row, uint32_t end_row, uint32_t column) const {

@@ -18,8 +18,8 @@ struct OutputStorage {
 };
 
 struct OutputBarriers {
-  uint64_t received;  // all is here that is sent to this CTA
-  uint64_t consumed;  // all CTAs have read what they were sent of the tile before
+  uint64_t received;  // all chunks for this CTA have arrived
+  uint64_t consumed;  // all CTAs have read their chunks of the tile before
 
   DEVICE void init() {
     ptx::mbarrier_init(&received, 1);          // one thread, announcing the bytes; then these land
@@ -31,7 +31,7 @@ DEVICE void prefetch_output_map(const Params&) {}
 
 DEVICE void prefetch_d(const Params&, const Tile&, uint32_t, uint32_t) {}
 
-// Adds up what the CTAs have of a tile, and stores this CTA's share of it.
+// Adds up the CTAs' totals of a tile, and stores this CTA's share of the sums.
 struct Output {
   float* exchange;
   OutputBarriers& barriers;

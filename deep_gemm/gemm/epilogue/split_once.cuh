@@ -1,8 +1,8 @@
-// CTAs of a cluster split k, and the grid has a cluster for each tile: they add up once, and then end. Other than in split.cuh
-// CTAs meet only here, so that their first loads wait for nobody, and sums of rows that D has not are not sent.
+// CTAs of a cluster split k, and the grid has a cluster for each tile: the CTAs add up once, and then end. Unlike in
+// split.cuh CTAs meet only here, so that first loads wait for no other CTA, and sums of rows past D are not sent.
 //
-// A warp's accumulators are quads: 16 rows by 8 columns. Quads go round among the CTAs, each of which adds up its own for all
-// math warps, in order of rank, which is the order of k.
+// A warp's accumulators are quads: 16 rows by 8 columns. CTAs take quads by turns. A CTA adds up its quads for all math
+// warps, in order of rank, which is the order of k.
 #pragma once
 #include "config.cuh"
 #include "epilogue/store_sum.cuh"
@@ -22,7 +22,7 @@ struct OutputStorage {
 };
 
 struct OutputBarriers {
-  uint64_t received;  // all is here that is sent to this CTA
+  uint64_t received;  // all quads for this CTA have arrived
 
   DEVICE void init() { ptx::mbarrier_init(&received, 1); }  // one thread, announcing the bytes; then these land
 };
@@ -31,7 +31,7 @@ DEVICE void prefetch_output_map(const Params&) {}
 
 DEVICE void prefetch_d(const Params&, const Tile&, uint32_t, uint32_t) {}
 
-// Adds up what the CTAs have of their tile, and stores this CTA's share of it.
+// Adds up the CTAs' totals of their tile, and stores this CTA's share of the sums.
 struct Output {
   float* exchange;
   uint64_t* received;
@@ -78,7 +78,7 @@ struct Output {
   DEVICE void finish() {}
 };
 
-// A CTA stays until all has arrived that is sent to it: its math warps have waited for that, and met the others before.
+// A CTA stays until all quads for it have arrived. Its math warps have waited for them, and for the other CTAs before.
 DEVICE void leave() {
   if (ptx::warp_index() >= kNumMathWarps) ptx::cluster_wait();
 }

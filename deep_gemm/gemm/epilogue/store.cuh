@@ -21,9 +21,9 @@ struct OutputBarriers {
 
 DEVICE void prefetch_output_map(const Params& p) { ptx::prefetch_tensormap(&p.map_d); }
 
-// Asks the L2 for a k-block's share of the D to which a tile is going to be added: a panel, or more if k-blocks are few. So
-// D comes while the tile is multiplied, and not when all CTAs store at once. It is asked for with the last k-blocks: what
-// comes sooner takes the place of operands in the L2 for longer.
+// If a tile will be added to D, prefetches a k-block's share of that D into the L2: a panel, or more for few k-blocks.
+// So D arrives while the tile is multiplied, and not when all CTAs store at once. Only the last k-blocks prefetch: an
+// earlier D takes the place of operands in the L2 for longer.
 DEVICE void prefetch_d(const Params& p, const Tile& tile, uint32_t k_block, uint32_t num_k_blocks) {
   if constexpr (!kAddsToD) return;
   const Destination to(p, tile, 0);
@@ -37,8 +37,8 @@ DEVICE void prefetch_d(const Params& p, const Tile& tile, uint32_t k_block, uint
   }
 }
 
-// C at the places of one unit's accumulators, added in FP32. Rows of D that do not exist are left alone; accumulators
-// past its last column get some value of the same row, which is as good as any: TMA does not store them.
+// Adds C to one unit's accumulators, in FP32. Rows past D's last row are left alone. Accumulators past its last column
+// get some value of the same row; any value will do, as TMA does not store them.
 DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, uint32_t row, uint32_t column,
                   uint32_t m, uint32_t n, uint32_t lane) {
   const uint32_t first_column = column + lane % 4 * 2;
@@ -59,7 +59,7 @@ DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, 
   }
 }
 
-// What a warpgroup stores, tile by tile. stored.cuh takes it as it is; other epilogues may do more to totals before.
+// Stores a warpgroup's tiles through panels. stored.cuh uses it unchanged; other epilogues may change totals first.
 struct PanelOutput {
   uint8_t* buffers;  // the warpgroup's own
   uint32_t warpgroup, next_buffer = 0;
@@ -81,14 +81,14 @@ struct PanelOutput {
     }
     const uint32_t warp_of_four = ptx::warp_index() % 4, lane = ptx::lane_index();
     const bool is_storing_thread = warp_of_four == 0 && lane == 0;
-    const uint32_t named_barrier = 1 + warpgroup;  // 0 is that of the whole block
+    const uint32_t named_barrier = 1 + warpgroup;  // barrier 0 is the whole block's
     constexpr uint32_t kPanels = kUnits * kPanelsPerUnit, kAtOnce = kPanels < kPanelsPerStore ? kPanels : kPanelsPerStore;
     static_assert(kPanels % kAtOnce == 0, "panels must fill a tile");
     const Destination to(p, tile, row_m + row_of_unit(kUnits - 1) + 64);
 #pragma unroll
     for (uint32_t first = 0; first < kPanels; first += kAtOnce) {
       uint8_t* panels = buffers + next_buffer * kStoreBufferBytes;
-      // The store that last used this buffer is kNumStoreBuffers ago; TMA must have read what it stores.
+      // The store that last used this buffer was kNumStoreBuffers ago; TMA must have read the buffer.
       if (is_storing_thread) ptx::tma_store_wait_read<kNumStoreBuffers - 1>();
       ptx::bar_sync(named_barrier, 128);
 #pragma unroll
@@ -96,7 +96,7 @@ struct PanelOutput {
         const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
         write_panel(panels + i * kPanelBytes, to.span, &total[unit][column / 2], warp_of_four, lane);
       }
-      ptx::fence_proxy_async_shared();  // every writing thread, before TMA reads what it wrote
+      ptx::fence_proxy_async_shared();  // by every thread that wrote, before TMA reads
       ptx::bar_sync(named_barrier, 128);
       if (is_storing_thread) {
 #pragma unroll
@@ -111,8 +111,8 @@ struct PanelOutput {
     }
   }
 
-  // The warpgroup's buffers once TMA has read what they hold: its threads' own until store_tile, whose first barrier keeps
-  // others' panels from what a thread has still to read.
+  // Gives the warpgroup's buffers once TMA has read them. Its threads may use them until store_tile: its first barrier
+  // keeps a thread from writing panels over data that another has still to read.
   DEVICE uint8_t* free_buffers() const {
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
     ptx::bar_sync(1 + warpgroup, 128);

@@ -77,13 +77,13 @@ struct RowsToStore {
   }
 };
 
-// What a math warp stores, tile by tile.
+// Stores a math warp's rows, tile by tile.
 struct Output {
   OutputStorage& storage;
   OutputBarriers& barriers;
   const uint32_t warpgroup;
   uint32_t parity = 0;
-  RowsToStore<16> own;  // where nobody else stores
+  RowsToStore<16> own;  // if there are no storing warps
 
   DEVICE Output(OutputStorage& storage_, OutputBarriers& barriers_, uint32_t warpgroup_)
       : storage(storage_), barriers(barriers_), warpgroup(warpgroup_) {}
@@ -98,7 +98,7 @@ struct Output {
     static_assert(kUnits == kUnitsAlongN, "whole rows");
     const uint32_t lane = ptx::lane_index();
     uint8_t* rows = storage.buffers + ptx::warp_index() * kWarpBytes;
-    // All have read what lay here before.
+    // The rows of the tile before have been read.
     if constexpr (kStoringWarps > 0) ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;
     else ptx::syncwarp();
     // stmatrix takes the address of row i of its four 8x8 matrices from lane i: as in epilogue/panels.cuh.
@@ -127,7 +127,7 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
     rows.expect(p, tile, warpgroup * 64);
     ptx::mbarrier_wait_parity(&barriers.ready[warpgroup], parity);
     rows.store(p, storage.buffers + warpgroup * 4 * kWarpBytes, tile.row_n);
-    ptx::syncwarp();  // all lanes have read: what they stored needed it
+    ptx::syncwarp();  // all lanes have read the rows: they have stored them
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.free[warpgroup]);
     parity ^= 1;
   }

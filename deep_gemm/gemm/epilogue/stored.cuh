@@ -1,4 +1,4 @@
-// D is what the accumulators hold, and C beside it.
+// D gets the accumulators' totals, plus C if there is a C.
 #pragma once
 #include "epilogue/store.cuh"
 

@@ -19,7 +19,7 @@ def store(d: Tensor, c: Tensor | None, sums: Tensor) -> None:
 
 
 def add(p: Any, sums: Tensor) -> None:
-    """Write the D of a problem whose sums are these."""
+    """Write the D of a problem from its sums."""
     store(p.d, p.c, sums)
 
 

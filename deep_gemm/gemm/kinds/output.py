@@ -32,7 +32,7 @@ from .works import COUNTS, DENSE, DEPTHS, ENDS, HEADS, IDS, Work
 Operands = tuple[Values, Scales | None, Scales | None]
 """Values of B, and how A and B are scaled."""
 ScaledOperands = tuple[Values, Scales, Scales]
-"""The same of all but BF16."""
+"""The same for operands other than BF16, which always have scales."""
 USUAL_OPERANDS: ScaledOperands = E4M3, PER_ROW, PER_BLOCK
 OPERANDS_BY_ROW: Operands = E4M3, PER_ROW, PER_ROW
 FP4_OPERANDS: ScaledOperands = E2M1, PER_ROW, MX
@@ -52,7 +52,7 @@ OPERANDS_OF: dict[Work, tuple[Operands, ...]] = {
     DEPTHS: (OPERANDS_BY_ROW,),
     HEADS: (USUAL_OPERANDS, OPERANDS_BY_ROW),
 }
-"""The operands of each kind of work but BF16: calls may have these, and there are tiles for them."""
+"""The operands, besides BF16, that calls of each kind of work may have; all of them have tiles."""
 _VALUES = {values.dtype: values for values in VALUES}
 _NAMES: dict[Operands, str] = {
     BF16_OPERANDS: "",
@@ -66,7 +66,7 @@ _NAMES: dict[Operands, str] = {
 
 
 def recipes_for(operands: Operands) -> Recipes:
-    """Give the recipes by which a product is asked of these operands: none where it takes them for such anyway."""
+    """Give the recipes that a call names for these operands: none if the product assumes them anyway."""
     return NO_RECIPES if operands in (USUAL_OPERANDS, FP4_OPERANDS) else (None, *operands[1:])
 
 
@@ -106,17 +106,17 @@ class Output:
 
     @property
     def columns_of_a(self) -> int:
-        """Columns of A that share a scale; a k-block's where there are none."""
+        """Columns of A that share a scale; a k-block's if A has no scales along k."""
         return SCALE_BLOCK if self.sfa is None else self.sfa.columns or SCALE_BLOCK
 
     @cached_property
     def scale_parts(self) -> int:
-        """Parts of a k-block for which A has scales of their own."""
+        """Parts of a k-block with their own scales in A."""
         return SCALE_BLOCK // self.columns_of_a
 
     @property
     def scale_parts_of_b(self) -> int:
-        """Parts of a k-block for which B has scales of their own, unless they fold into its values."""
+        """Parts of a k-block with their own scales in B; 1 if the scales fold into B's values."""
         return 1 if self.sfb in (None, WHOLE) or self.converts_b else SCALE_BLOCK // self.sfb.columns
 
     @property
@@ -126,22 +126,22 @@ class Output:
 
     @property
     def has_chunks(self) -> bool:
-        """Blocks of B with a scale are smaller than 128 x 128, and a warp of the producer's writes scales to slots."""
+        """Blocks of B that share a scale are smaller than 128 x 128; a producer's warp writes the scales to slots."""
         return has_chunks(self.operands)
 
     @property
     def loads_sfb(self) -> bool:
-        """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
+        """TMA loads scales of B like A's, because each row has its own; otherwise math threads read them."""
         return self.sfb is not None and self.sfb.rows == 1 and not (self.converts_b or self.sfb == WHOLE)
 
     @property
     def reads_words(self) -> Words:
-        """Sides whose scales `fp8_gemm` takes as words of UE8M0: its warps read those of B, but not what TMA loads."""
+        """Sides whose scales `fp8_gemm` takes as words of UE8M0: B, if warps read its scales; TMA loads no words."""
         return Words.B if self.has_chunks or self.converts_b else Words.NONE
 
     @property
     def folds_parts(self) -> bool:
-        """A k-block of blocks with one scale for all of its parts is promoted at once."""
+        """A k-block is promoted at once if its blocks of B have one scale for all of its parts."""
         return self.has_chunks and self.scale_parts == 1
 
     @property
@@ -156,7 +156,7 @@ class Output:
 
     @property
     def name(self) -> str:
-        """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
+        """Short name for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
         return self.name_of_d + self.name_of_work
 
     @property
@@ -176,7 +176,7 @@ class Output:
 def other_fields(one: Any, other: Output) -> list[str]:
     """Name the fields that differ between a configuration, or an output, and an output.
 
-    A C is read or added to: where k is split, it is always read.
+    To read C and to add to D count as the same: if k is split, C is always read.
     """
     adds = getattr(one, "adds_to_d", False)
     same = ("with_c", "adds_to_d") if (one.with_c or adds) == (other.with_c or other.adds_to_d) else ()
@@ -200,7 +200,7 @@ def _output(*given: Any) -> Output:
 
 
 def values_of(b: Tensor) -> Values:
-    """Tell what the values of a checked B are: packed ones come as bytes."""
+    """Tell the values of a checked B from its dtype; bytes are packed values."""
     return _VALUES[b.dtype]
 
 

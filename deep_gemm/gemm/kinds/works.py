@@ -28,7 +28,7 @@ MOST_COUNTED, PART_BYTES = 128, 16
 
 
 class Named:
-    """A value that is stated once, in the module of its class, whose name for it pickling keeps."""
+    """A value that is stated once, in the module of its class. Pickling keeps its name in that module."""
 
     def __reduce__(self) -> str:
         return next(name for name, each in vars(sys.modules[self.__module__]).items() if each is self)

@@ -1,7 +1,7 @@
-// B has a scale for each block of fewer than 128 x 128. Those of a k-block stand in the slot behind A's, by parts of the k-block and
-// chunks of columns, where convert/scales_of_blocks.cuh writes them. A k-block whose chunks have one scale each for all of
-// their parts is promoted at once, any other in parts; so a block's path depends on its own scales alone, as long as all tiles
-// have the same columns.
+// B has a scale for each block smaller than 128 x 128. convert/scales_of_blocks.cuh writes a k-block's scales into the
+// slot, behind A's, by parts of the k-block and chunks of columns. A k-block whose chunks have one scale each for all
+// of their parts is promoted at once, any other k-block in parts. So a block's path depends on its own scales alone, as
+// long as all tiles have the same columns.
 #pragma once
 #include "scales/rows_of_b.cuh"
 

@@ -1,5 +1,5 @@
-// A tile's columns are those of two matrices in turn, kGateColumns of gate and as many of up, and B's scales one for each
-// 128x128 block of these: those of gate, then those of up. So a tile of up to 256 columns is in one block of each.
+// A tile's columns are from two matrices in turn: kGateColumns of gate, then kGateColumns of up. B has a scale for each
+// 128x128 block of each matrix: first gate's, then up's. So a tile of up to 256 columns is in one block of each matrix.
 #pragma once
 #include "scales/blocks_of_b.cuh"
 

@@ -7,7 +7,7 @@ struct RunScales : RunScalesOfRows {
   using RunScalesOfRows::RunScalesOfRows;
   float sfa[kCount * kPieces][2];
 
-  // B's come behind the WGMMA, and A's with them: A's alone ahead of it cost time.
+  // Loads B's scales behind the WGMMA, and A's with them: to load A's alone ahead of it cost time.
   DEVICE void load_behind(uint32_t stage, uint32_t k_block, uint32_t piece) {
     const uint32_t line = scale_of_part(part_of_piece<kOfUnit>(piece), kScaleParts) * kScaleRows;
     load_scales(in_first_slot.sfa + stage * kScales + line + row_of_unit(unit_of_piece<kOfUnit>(piece)),

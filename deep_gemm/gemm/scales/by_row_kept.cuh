@@ -1,4 +1,4 @@
-// B has a scale for each row, and a warpgroup's units, which lie below each other, share what is loaded once for a k-block.
+// B has a scale for each row. A warpgroup's units, one below the other, load these scales once for a k-block.
 #pragma once
 #include "scales/rows_of_b.cuh"
 

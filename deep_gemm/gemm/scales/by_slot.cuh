@@ -1,5 +1,5 @@
-// 64 rows of B in a slot have one scale. These stand behind A's, where convert/e2m1.cuh writes them, and are loaded with A's: behind
-// the WGMMAs they took 6% of a product's time.
+// 64 rows of B in a slot have one scale. convert/e2m1.cuh writes these scales behind A's, and they are loaded with A's:
+// loads behind the WGMMAs took 6% of a product's time.
 #pragma once
 #include "scales/rows_of_b.cuh"
 

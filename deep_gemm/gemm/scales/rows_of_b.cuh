@@ -1,5 +1,5 @@
-// B has a scale for each row, a column of D, as A has. They come through the ring beside A's, and nothing is held of a tile.
-// What by_row.cuh and by_row_kept.cuh have in common; by_slot.cuh and by_chunk.cuh hold nothing of a tile either.
+// B has a scale for each row (a column of D), like A. B's scales come through the ring beside A's; none is kept for a
+// tile. by_row.cuh and by_row_kept.cuh share this code; by_slot.cuh and by_chunk.cuh keep none for a tile either.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -15,7 +15,7 @@ struct TileScales {
   DEVICE void advance(uint32_t) {}
 };
 
-// What runs of k-blocks have in common: they take nothing of a tile, and each says when it loads.
+// Shared by runs of k-blocks: they take no scales from a tile, and each defines the loads that it needs.
 struct RunScalesOfRows {
   const ThreadScales in_first_slot;  // by value: with a reference ptxas makes a loop that takes 3% longer
 

@@ -1,7 +1,7 @@
 // Products of several groups along k (weight gradients of experts): D[g] = C[g] + A_g @ B_g.T, each of a depth of its own.
 //
-// A_g is row-major [m, k_g]: the pitch of its rows is the group's own, and so its tensor map must be, as that of B_g. A
-// kernel of its own, k_group_maps, makes these maps ahead of this one. Scales and D have one map for all.
+// A_g is row-major [m, k_g], so groups have different pitches, and each group needs its own tensor maps of A_g and B_g.
+// Another kernel, k_group_maps, makes these maps ahead of this one. Scales and D have one map for all groups.
 //
 // The loading thread finds a CTA's tiles and hands them to the math warps through a queue.
 #pragma once
@@ -39,7 +39,7 @@ DEVICE void prefetch_operand_maps(const Params& p) {
 
 // ---- Tiles
 
-// What follows the last tile has so many k-blocks: a group may have none, but not so many.
+// Marks the end of the tiles by a number of k-blocks that no group can have. (A group may have none.)
 constexpr Tile kNoMoreTiles = {0, 0, 0xffffffff, 0};
 
 struct Tiles {

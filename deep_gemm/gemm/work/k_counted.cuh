@@ -1,16 +1,16 @@
 // Products of several groups along k of any depth, which the GPU alone may know: D[g] = C[g] + A_g.T @ B_g. The groups' rows of
 // A [rows, m] and B [rows, n] follow each other, so one map of each serves all groups, as in work/k_parts.cuh.
 //
-// A CTA reads the depths when it starts, and writes into shared memory where each group begins, the deepest first. So the host
-// waits for nothing, and a captured launch follows the depths that are there when it is replayed.
+// A CTA reads the depths when it starts, and writes into shared memory where each group begins, the deepest first. So
+// the host waits for nothing, and a captured launch follows the depths in memory at the time of its replay.
 //
 // A group's last k-block ends where the next group's rows begin. For that, maps have two dimensions of rows, and a step in
 // either leads to the next row:
 //
 //   element (column, i, row)  is  operand[row + i][column],  0 <= i
 //
-// A box of kBlockK rows that begins at i = -zeros has so many rows of zeros, and behind them the first ones of the group's last
-// k-block. They lie alike in A and in B, so their products add up to the same.
+// A box of kBlockK rows that begins at i = -zeros has `zeros` rows of zeros, and behind them the group's last rows.
+// Rows are shifted alike in A and in B, so their products add up to the same.
 #pragma once
 #include "config.cuh"
 #include "operand.cuh"
@@ -22,15 +22,15 @@
 
 static_assert(kAIsMnMajor && kBIsMnMajor, "rows that follow each other along k");
 
-// Groups of one launch: the host launches again for those behind them.
+// Groups of one launch. The host launches again for further groups.
 constexpr uint32_t kMostCounted = 128;
 constexpr uint32_t kMostInlineCounts = 768;
 
 struct KCounts {
   const int32_t* counts;  // the groups' depths; null: they are in inline_counts
   uint64_t c_stride;      // from one group's C to the next, in elements
-  uint32_t groups, rows;  // how many there are in all; of A and B
-  uint32_t first, count;  // of the groups in order of depth, those of this launch
+  uint32_t groups, rows;  // of the whole call; rows of A and B
+  uint32_t first, count;  // this launch's groups, in order of depth
   int32_t inline_counts[kMostInlineCounts];
 };
 
@@ -55,7 +55,7 @@ DEVICE uint32_t count_of(const KCounts& depths, uint32_t group) {
   return count < 0 ? 0 : static_cast<uint32_t>(count);
 }
 
-// Writes where a group begins to its place in order of depth, if that is this launch's. By one thread.
+// Writes where a group begins to the group's place in order of depth, if this launch has that place. By one thread.
 template <bool kIsInline>
 DEVICE void place_part(const KCounts& depths, uint32_t group, WorkStorage& storage) {
   constexpr uint32_t kEach = 16;  // loads under way at a time
@@ -103,7 +103,7 @@ struct Tile {
   uint32_t group;  // which plane of C and D
 };
 
-// What the loading thread knows besides: where the group's rows begin, and how many there are.
+// A tile for the loading thread, which also needs to know where the group's rows begin, and their number.
 struct TileToLoad : Tile {
   uint32_t first_k, k;
 };
@@ -127,7 +127,7 @@ struct Tiles : Raster {
     tile.group = part.z;
     tile.first_k = part.x;
     tile.k = part.y;
-    return !kAddsToD || tile.num_k_blocks != 0;  // else nor has any other tile something to add
+    return !kAddsToD || tile.num_k_blocks != 0;  // later groups have no depth either, and add nothing
   }
 
   // By a math warp.

@@ -1,4 +1,4 @@
-// What k_group_maps tells fp8_gemm of groups along k: each group's tensor maps, and where its scales and D lie.
+// Data of groups along k from k_group_maps to fp8_gemm: each group's tensor maps, and the places of its scales and D.
 #pragma once
 #include "ptx/tma.cuh"
 #include "types.cuh"

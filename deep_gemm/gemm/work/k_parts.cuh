@@ -1,6 +1,6 @@
 // Products of several groups along k, of operands that lie with m and n contiguous: D[g] = C[g] + A_g.T @ B_g. The groups' parts
 // of A [sum of k, m] and B [sum of k, n] follow each other, so one map serves all; they are whole k-blocks. The host knows where
-// they begin: they come as parameters, the deepest first. So the tiles of the last round are the shortest.
+// parts begin, and passes that as parameters, the deepest part first. So the tiles of the last round are the shortest.
 //
 // A cluster that multicasts takes two neighbouring tiles of a group: along n if it shares A, along m if it shares B.
 #pragma once

@@ -1,12 +1,12 @@
-// Which tiles a CTA computes if groups are along k, and in which order. The loading thread finds them.
+// The order in which CTAs take tiles if groups are along k. The loading thread finds a CTA's tiles.
 //
-// All groups have the same tiles, which are counted through, the deepest group first. Each cluster has the tile of its own
-// number first, and claims another one whenever it is about to load: groups may be very unequal, and some SMs are slower
-// than others. So at the end nobody waits for longer than a tile takes, and the last tiles are the shortest.
+// All groups have the same tiles, numbered from the deepest group on. A cluster begins with the tile of its own number,
+// and claims another one whenever it is about to load: groups may be very unequal, and some SMs are slower than others.
+// So at the end no SM waits for longer than a tile takes, and the last tiles are the shortest.
 //
-// A cluster that multicasts A takes two tiles at a time, neighbours along n, of which the second lies outside D if their
-// number is odd. Such pairs are made within a group and counted as one: its CTAs never are in two groups, whose depths
-// may differ, and come to the end of their tiles together.
+// A cluster that multicasts A takes two tiles at a time, neighbours along n. If the number of tiles along n is odd, the
+// last pair's second tile is outside D. A pair has one number, and its tiles are in one group: groups may differ in
+// depth, and the CTAs of a cluster must come to the end of their tiles together.
 #pragma once
 #include "config.cuh"
 #include "ptx/cluster.cuh"
@@ -16,25 +16,25 @@
 #include "tile.cuh"
 #include "work/k_groups.cuh"
 
-// A mailbox in which the first CTA of a cluster tells the other one which tiles they take next.
+// A mailbox in which the first CTA of a cluster tells the other CTA the number of their next tiles.
 struct NumberMail {
   uint64_t full, empty;
   uint32_t number;
 
   DEVICE void init() {
-    ptx::mbarrier_init(&full, 1);   // who receives, announcing the bytes; then these land
-    ptx::mbarrier_init(&empty, 1);  // who has received
+    ptx::mbarrier_init(&full, 1);   // the receiver arrives and announces the bytes; then these land
+    ptx::mbarrier_init(&empty, 1);  // the receiver arrives once it has read
   }
 
-  // `turn` counts what has been sent and received before.
+  // `turn` is how many numbers were sent and received before.
   DEVICE void send(uint32_t sent, uint32_t turn) {
     ptx::mbarrier_wait_parity(&empty, (turn & 1) ^ 1);
     ptx::st_async_b32(&number, &full, 1, sent);
   }
 
-  // Behind the last number, `end` or greater, nothing comes, and the first CTA may be gone.
+  // A number of `end` or more is the last one. It is not answered, as the first CTA may be gone.
   DEVICE uint32_t receive(uint32_t turn, uint32_t end) {
-    ptx::mbarrier_arrive_expect_tx(&full, sizeof(number));  // it may have come already
+    ptx::mbarrier_arrive_expect_tx(&full, sizeof(number));  // the number may have landed already
     ptx::mbarrier_wait_parity_cluster(&full, turn & 1);
     const uint32_t received = ptx::ld_shared_b32(&number);
     if (received < end) ptx::mbarrier_arrive_cluster(&empty, 0);
@@ -55,7 +55,7 @@ struct Tile {
   uint32_t group;         // which plane of C and D
 };
 
-// What the loading thread knows besides: where the tile's operands and scales are.
+// A tile for the loading thread, which also needs to know where the tile's operands and scales are.
 struct TileToLoad : Tile {
   const KGroup* k_group;
   uint32_t first_k_block;
@@ -76,7 +76,7 @@ struct KScheduler {
         tiles_n(ceil_div(n, kBlockN * kClusterN)),
         num_tiles(tiles_m * tiles_n * groups.count) {}
 
-  // The number of the cluster's next tiles. It was claimed a tile ago, so that the answer of the L2 keeps nobody waiting.
+  // The number of the cluster's next tiles. It was claimed a tile ago, so that no CTA waits for the L2's answer.
   DEVICE uint32_t next_number() {
     const bool is_first_cta = kClusterSize == 1 || ptx::cluster_rank() == 0;
     uint32_t number = ptx::block_index() / kClusterSize;
@@ -90,7 +90,7 @@ struct KScheduler {
     return number;
   }
 
-  // By one thread. The maps of the tile's group are then on their way, and may be used.
+  // By one thread. It may then use the maps of the tile's group, which are on their way.
   DEVICE bool next(TileToLoad& next) {
     const uint32_t number = next_number();
     if (number >= num_tiles) return false;

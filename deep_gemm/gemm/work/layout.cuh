@@ -1,10 +1,10 @@
-// The layout: which rows belong to which group. Only the GPU knows it. It is an array in global memory, of one of three kinds:
+// The layout tells each group's rows. Only the GPU knows it. It is an array in global memory, of one of three kinds:
 //
 //   kGroupIds      rows of A [m, k] and D [m, n]; the layout holds a group's number for each row, -1: no group
-//   kGroupEnds     the same rows; it holds for each group where its rows end; they begin at the aligned end of those before
-//   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; it holds how many
+//   kGroupEnds     the same rows; the layout holds each group's end, and the next group begins there, aligned
+//   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; the layout holds their number
 //
-// Nothing that a caller writes there leads outside of the operands.
+// Whatever a caller writes there, no access is outside of the operands.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -22,15 +22,15 @@ struct Groups {
   uint32_t zeroes_padding;
 };
 
-// Rows that follow each other and belong to one group. Not necessarily all of them: a search for the end of thousands of
-// rows would keep the first tile waiting.
+// Consecutive rows of one group, not necessarily all of its rows: a search for the end of thousands of rows would keep
+// the first tile waiting.
 struct Stretch {
   uint32_t first, end, group;
 
   DEVICE uint32_t tiles_m() const { return ceil_div(end - first, kBlockM); }
 };
 
-// A tile that was found: its number in the raster of a stretch, and whether all of it is meant or one half of its columns.
+// A tile that was found: its number in the raster of a stretch, and whether it is whole or one half of the columns.
 struct FoundTile {
   Stretch stretch;
   uint32_t number;
@@ -58,24 +58,24 @@ DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
   return group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;
 }
 
-// Which stretches there are, and how many tiles they have, in the order of the layout. By a warp: an answer of global
-// memory takes longer than a k-block, so that each time it is asked for much. All CTAs then find their first tile after
-// one answer, and begin together; where some began later, all ran 2% longer, for they found less of each other in the L2.
+// Finds stretches in the order of the layout, and counts their tiles. A whole warp does it: an answer of global memory
+// takes longer than a k-block, so each request asks for much. All CTAs then find their first tile after one answer, and
+// begin together. When some began later, all ran 2% longer, because they shared fewer loads in the L2.
 //
-// Groups of few rows are multiplied in low tiles. There ids are read 32 stretches at a time: one by one they take 0.27 us each,
-// and 500 groups keep the math warps waiting for 130 us. High tiles, of which a group has several, have no registers for it.
+// Groups of few rows have low tiles. Their ids are read 32 stretches at a time: one by one a stretch takes 0.27 us, and
+// 500 groups keep the math warps waiting for 130 us. High tiles (a group has several) leave no registers for it.
 struct Stretches {
   uint32_t* window;  // in shared memory, with kGroupIds: the numbers of the rows from window_first up to window_end
   uint32_t window_first = 0, window_end = 0;
-  bool are_many = kGroups != kGroupIds;  // at hand: one for each lane, perhaps without rows
-  Stretch stretch{};       // the one at hand, or this lane's
-  uint32_t tiles_end = 0;  // of those at hand, up to its end
-  uint32_t tiles_before = 0, tiles = 0;  // of those before, and of those at hand
+  bool are_many = kGroups != kGroupIds;  // current stretches are many: one for each lane, perhaps without rows
+  Stretch stretch{};       // the current one, or this lane's
+  uint32_t tiles_end = 0;  // of the current stretches, up to this one's end
+  uint32_t tiles_before = 0, tiles = 0;  // of the stretches before, and of the current ones
   uint32_t at = 0;         // how far the layout has been read: rows or groups
 
   DEVICE explicit Stretches(uint32_t* window_) : window(window_) {}
 
-  // Where the tile of a number is, counted over all stretches, if there is one. Numbers never go back.
+  // Finds the tile of a number, counted over all stretches; false past the last tile. Numbers never go back.
   DEVICE bool find(const Groups& g, uint32_t tiles_n, uint32_t number, FoundTile& found) {
     while (number >= tiles_before + tiles) {
       tiles_before += tiles, tiles = 0;
@@ -110,7 +110,7 @@ struct Stretches {
     return {first, ptx::ld_shared_b32(&runs()[lane + 1]), ptx::ld_shared_b32(&window[first - window_first])};
   }
 
-  // 32 groups, or what is left of them.
+  // Reads the next 32 groups, or the rest of them.
   DEVICE bool read_groups(const Groups& g) {
     if (at >= g.count) return false;
     const uint32_t group = at + ptx::lane_index() < g.count ? at + ptx::lane_index() : g.count - 1;
@@ -120,7 +120,7 @@ struct Stretches {
     return true;
   }
 
-  // The next rows of one group, or of several that have few.
+  // Reads the next rows: of one group, or of several groups of few rows.
   DEVICE bool read_rows(const Groups& g) {
     while (at < g.rows) {
       if (at == window_end) open_window(g, at);
@@ -152,7 +152,7 @@ struct Stretches {
   // The first rows of 33 runs of one number.
   DEVICE uint32_t* runs() const { return window + kWindowRows; }
 
-  // Runs of one number that end within the next rows of the window, if any does: the first 32.
+  // Reads the first 32 runs of one number that end within the next rows of the window; false if none does.
   DEVICE bool read_runs(const Groups& g) {
     const uint32_t lane = ptx::lane_index(), most = at == 0 ? 128 : 512;  // the first tile is waited for
     const uint32_t end_of_look = at + most < window_end ? at + most : window_end;
@@ -168,7 +168,7 @@ struct Stretches {
     }
     ptx::syncwarp();
     if (count < 2) return false;
-    const uint32_t last = count - 1 < 32 ? count - 1 : 32;  // it may go on, or has no lane
+    const uint32_t last = count - 1 < 32 ? count - 1 : 32;  // this run may go on, or has no lane
     const uint32_t first = ptx::ld_shared_b32(&runs()[lane < last ? lane : last]);
     const uint32_t end = ptx::ld_shared_b32(&runs()[lane < last ? lane + 1 : last]);
     at = ptx::ld_shared_b32(&runs()[last]);
@@ -178,9 +178,9 @@ struct Stretches {
 
   // Brings the numbers of the rows from `first` on into shared memory.
   DEVICE void open_window(const Groups& g, uint32_t first) {
-    window_first = first / 4 * 4;  // 16 bytes, to which the layout is aligned
+    window_first = first / 4 * 4;  // the layout is aligned to 16 bytes
     window_end = window_first + kWindowRows < g.rows ? window_first + kWindowRows : g.rows;
-    ptx::syncwarp();  // all lanes have read what was there before
+    ptx::syncwarp();  // all lanes have read the window before
     for (uint32_t row = window_first + ptx::lane_index() * 4; row < window_end; row += 128) {
       uint32_t* to = &window[row - window_first];
       if (row + 4 <= window_end)
@@ -193,7 +193,7 @@ struct Stretches {
     ptx::syncwarp();
   }
 
-  // The first row from `first` on whose number fulfils a condition, or the window's end. 128 at a time, as most groups are small.
+  // Finds the first row from `first` on whose number fulfils a condition, or the window's end, 128 rows at a time.
   template <typename Condition>
   DEVICE uint32_t find(uint32_t first, const Condition& is_found) const {
 #pragma unroll 1

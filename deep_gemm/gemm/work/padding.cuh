@@ -11,7 +11,7 @@ DEVICE void write_zeros(uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes, ui
     ptx::st_global_v4_b32(d + row * pitch_bytes + byte, 0, 0, 0, 0);
 }
 
-// How many warps share an aligned block of rows, each in a CTA of its own: one alone writes for longer than a tile takes.
+// Warps that share an aligned block of rows, each in its own CTA: one warp alone writes for longer than a tile takes.
 constexpr uint32_t kPaddingShares = 4;
 
 // Which rows of an aligned block of at most 128 have a group.
@@ -40,8 +40,8 @@ struct RowsOfBlock {
   }
 };
 
-// Zeros for the rows without a group that share an aligned block of rows with one that has a group. This is one warp of
-// each CTA, whose lanes have met since they read the window for the last time.
+// Writes zeros to the rows without a group that share an aligned block of rows with one that has a group. One warp of
+// each CTA does it; its lanes have met since they last read the window.
 DEVICE void zero_padding(const Groups& g, uint32_t* window, uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes) {
   if constexpr (kGroups == kGroupCounts) return;
   const uint32_t blocks = kGroups == kGroupEnds ? g.count : ceil_div(g.rows, g.alignment), units = blocks * kPaddingShares;

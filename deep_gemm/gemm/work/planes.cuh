@@ -1,6 +1,6 @@
-// What work/heads.cuh and work/sums.cuh share: D is several planes of one shape, each in tiles of its own. Tiles of a plane
-// follow each other, and those of the next plane follow them; else this is work/dense.cuh. A file that includes this defines
-// Params before, and planes_of(p).
+// Code that work/heads.cuh and work/sums.cuh share: D is several planes of one shape, each with its own tiles. All
+// tiles of a plane follow each other, then the next plane's; otherwise this is like work/dense.cuh. A file that
+// includes this defines Params and planes_of(p) before.
 //
 // A cluster that multicasts takes two neighbouring tiles of a plane: along n if it shares A, along m if it shares B.
 #pragma once

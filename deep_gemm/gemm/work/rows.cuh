@@ -1,6 +1,6 @@
-// Products of several groups of rows, each with its own B. One warp of each CTA reads in the layout which tiles there are,
-// and hands the CTA's tiles to the thread that loads and to the math warps. It is ahead of them, so that a search delays
-// them little. At last it writes the zeros that callers expect in the padding behind a group.
+// Products of several groups of rows, each with its own B. One warp of each CTA finds the CTA's tiles in the layout,
+// and hands them to the thread that loads and to the math warps. It is ahead of them, so that a search delays them
+// little. At last it writes the zeros that callers expect in the padding behind a group.
 //
 // CTA i takes tiles i, i + CTAs, ... Each stretch of a group's rows has a raster of its own, and the count goes on from one
 // stretch to the next. There are no clusters.
@@ -51,7 +51,7 @@ using TileToLoad = Tile;
 constexpr uint32_t kGroupBits = kToAddresses ? 24 : 31;
 static_assert(!kToAddresses || kBlockM <= 128, "a count of rows in 7 bits");
 
-// What follows the last tile: any other ends behind a row.
+// Marks the end of the tiles: any other tile ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
 
 struct Tiles {
@@ -135,9 +135,9 @@ struct Tiles {
     return true;
   }
 
-  // Where this CTA's next tile is; or, in a last wave of no more tiles than half of the CTAs, the half of a tile that it
-  // takes: two CTAs share each. Whether the wave has more is seen by its middle. The three are looked for in the order of
-  // their numbers.
+  // Finds this CTA's next tile. If the last wave has no more tiles than half of the CTAs, two CTAs share each tile, and
+  // this finds the CTA's half. A tile in the middle of the wave shows that the wave has more. All three tiles are
+  // looked for in the order of their numbers.
   DEVICE bool find(const Groups& groups, FoundTile& found) {
     const uint32_t cta = ptx::block_index(), wave = next_tile - cta, middle = wave + ptx::grid_size() / 2;
     // A search through ids would keep the first tile waiting.
@@ -162,8 +162,8 @@ struct Tiles {
 
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile&) { return KBlocks(p.k); }
 
-// What a warpgroup computes of a tile: nothing if the group ends before its rows; the first of its units if the tile is short
-// or narrow.
+// A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows; its first units if the tile is
+// short or narrow.
 struct Share {
   bool is_any = false, is_part = false;
 
@@ -203,8 +203,8 @@ struct ClippedBox {
   }
 };
 
-// How many rows of A are loaded for a tile: whole boxes, as far as the group has rows. What lies in the slot behind them is
-// not multiplied, or by a warpgroup whose rows there are not stored.
+// Rows of A that are loaded for a tile: whole boxes, as far as the group has rows. Older data behind them in the slot
+// are not multiplied, or only by a warpgroup that does not store these rows.
 DEVICE uint32_t rows_loaded(const Tile& tile) {
   const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
   return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;

@@ -10,8 +10,8 @@ struct Activation {
   float limit;  // gates count as at most this, ups as within +-this
 };
 
-// The row of B that makes a column of the product, in which kGateColumns of gate and kGateColumns of up take turns. B's rows
-// take the same turns of 8, or all rows of gate are first where kGateColumns is more.
+// The row of B for a column of the product. In the product kGateColumns of gate and kGateColumns of up take turns. B's
+// rows take the same turns if kGateColumns is 8; if it is more, all rows of gate come first.
 DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {
   if constexpr (kGateColumns == 8) return column;
   constexpr uint32_t kTurn = 2 * kGateColumns;

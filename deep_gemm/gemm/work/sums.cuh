@@ -1,5 +1,5 @@
-// A sum over products: D = sum over s of A[s] @ B[s].T, whose depth is that of all products together. Its k-blocks are cut into
-// slices. Each slice has a plane of its own in D, an FP32 workspace: sum_slices.cuh adds the planes up.
+// A sum over products: D = sum over s of A[s] @ B[s].T. Its depth is the sum of the products' depths. Its k-blocks are
+// cut into slices. Each slice has its own plane in D, an FP32 workspace; sum_slices.cuh adds up the planes.
 //
 // Maps of A and B have the product as their last dimension, and k is whole k-blocks, so that none lies in two products.
 #pragma once
@@ -42,4 +42,4 @@ struct TileLoad : LoadOfBoxes<Params, Tile> {
   }
 };
 
-DEVICE const uint8_t* c_of(const Params& p, const Tile&) { return p.c; }  // nobody asks: slices have no C
+DEVICE const uint8_t* c_of(const Params& p, const Tile&) { return p.c; }  // unused: slices have no C

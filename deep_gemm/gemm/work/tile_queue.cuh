@@ -15,13 +15,13 @@ constexpr uint32_t kGroupOfWord = 0x7fffffff;
 // `number` counts the tiles that the caller has dealt, or taken, before. Each function is one thread's.
 struct TileQueue {
   alignas(16) ptx::Uint4 tiles[kTileSlots];
-  alignas(16) uint32_t window[kWindowRows + kRunWords];  // what the dealing warp sees of the layout: see Stretches in layout.cuh
+  alignas(16) uint32_t window[kWindowRows + kRunWords];  // of the layout, for the dealing warp: see Stretches
   uint64_t full[kTileSlots], empty[kTileSlots];
 
   DEVICE void init(uint32_t takers) {
     for (uint32_t slot = 0; slot < kTileSlots; ++slot) {
-      ptx::mbarrier_init(&full[slot], 1);        // who deals
-      ptx::mbarrier_init(&empty[slot], takers);  // each of those who take
+      ptx::mbarrier_init(&full[slot], 1);        // the dealer
+      ptx::mbarrier_init(&empty[slot], takers);  // each taker
     }
   }
 
