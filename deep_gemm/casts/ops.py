@@ -54,7 +54,7 @@ def fake_groups(x: Tensor, ks: Sequence[int], min_amax: float, mn_major: bool, *
 
 
 def lay(sf: Tensor) -> Tensor:
-    """Lay scales out, always in new memory: an operator's result is never what it was given."""
+    """Lay scales out, always in new memory: an operator must not return its own input."""
     check_scales(sf)
     return laid_out(sf)
 

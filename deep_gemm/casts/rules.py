@@ -1,4 +1,4 @@
-"""The common rules of all casts: their scales, what they ask of their arguments, and room for what they give."""
+"""The common rules of all casts: their scales, checks of their arguments, and memory for their results."""
 
 from __future__ import annotations
 

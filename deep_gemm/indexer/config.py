@@ -192,7 +192,7 @@ class LogitsConfig(Config):
         return align(self.fixed_bytes + self.num_stages * (self.slot_bytes + 16), 1024)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs for a configuration that the kernel can be built for."""
         yield self.heads in HEADS, f"a multiple of 8 heads up to {HEADS[-1]}"
         yield self.depth in DEPTHS, f"a depth of {DEPTHS}"
         yield self.output_bytes in (2, 4), "logits in FP32 or BF16"
