@@ -1,11 +1,11 @@
-r"""Calls of public functions: by the record of a call like it, else checked, answered, and recorded.
+r"""Calls of public functions: a record of a similar call is replayed, or the call is checked, answered and recorded.
 
     call --tensors--> Records.recall --> its launches, its results
       \--- unknown ---> answer: check, compute --> with shadows in place of tensors: a record, kept and replayed
 
-`answer` is the one way in which a function computes anything. Where the call's tensors are on a GPU it is run with
-shadows (shadow.py), which gives a record; where that cannot be, with the tensors themselves. So a call that a record
-serves is right: each question that `answer` asked of its tensors has the same answer.
+A function computes only by its `answer`. If a call's tensors are on a GPU, `answer` runs with shadows (shadow.py) and
+gives a record; if no record can be made, it runs with the tensors themselves. A record serves a call only if the call's
+tensors give the same answer to each question that `answer` asked, so its results are right.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ FREE_ROWS = (0,), ()
 
 
 def never(tensors: Sequence[Tensor]) -> bool:
-    """Tell that no call must be checked for the sake of a gradient: whoever calls has asked, or there is none."""
+    """Give False: calls need no check for a gradient, because the caller has made it, or no gradient exists."""
     return False
 
 
 def requires_gradient(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a call with these has a gradient, which records know nothing of."""
+    """Tell whether a call with these tensors has a gradient, which records do not handle."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 @dataclass(eq=False)
 class Function:
-    """A public function, and who answers its calls: these have `operands`, tensors and pairs, and what was `said`."""
+    """A public function, and how calls are answered. A call has `operands`, tensors and pairs, and options, `said`."""
 
     answer: Callable[..., Any]
     """`(*operands, *said)`: checks and computes. It gives the results: tensors, tuples of them, or None."""
@@ -151,7 +151,7 @@ def _recalled(
 
 
 def _types_within(said: Key) -> list[type]:
-    """List the types of the values in tuples among what was said, but of None."""
+    """List the types of all values but None in the tuples of `said`."""
     found = []
     for each in said:
         if type(each) is tuple:

@@ -33,12 +33,12 @@ def register_at_need(module: str) -> None:
     registered: Any = type(namespace)
 
     class Operators(registered):  # type: ignore[misc]
-        __module__ = registered.__module__  # by which torch names an operator in a program that it saves
+        __module__ = registered.__module__  # torch uses it to name an operator in a saved program
 
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("__"):
-                import_module(module)  # the thread that is importing it already gets what is registered so far
-            # A second packet of this name would be another key, by which torch counts operations.
+                import_module(module)  # a thread already inside this import sees only the operators made until then
+            # Returns the same packet each time, because torch counts operations by packet.
             return vars(self).get(name) or super().__getattr__(name)
 
         def __dir__(self) -> list[str]:
@@ -89,13 +89,13 @@ def operators(
     has_gradients: bool = False,
     flops: Flops = None,
 ) -> None:
-    """Make an operator whose kernels take all arguments by name, also those left out; of `<>` in a schema make two.
+    """Make an operator whose kernels get all arguments by name, even left-out ones; a schema with `<>` makes two.
 
-    `f(Tensor x<, Tensor(d!) d>) -> Tensor` is `f`, which gives D, and `f.into`, which writes a caller's. Kernels of
-    the first get `d=None`. An operand `x` and its scales `sfx` come as a pair, or as `x` alone if `sfx` is
-    None, lists as tuples; `adds_to_d` says that C is D, which could not be passed as C: D is written, and C is not.
-    `passes`: an expression of what kernels take instead, such as `a, b, d, c, (recipes,)`, where `recipes` are those
-    that one `recipe` says.
+    `f(Tensor x<, Tensor(d!) d>) -> Tensor` is `f`, which gives D, and `f.into`, which writes a caller's D. Kernels of
+    `f` get `d=None`. Kernels get an operand `x` and its scales `sfx` as a pair, or `x` alone if `sfx` is None, and
+    lists as tuples. `adds_to_d` says that C is D, which could not be passed as C: D is written, and C is not.
+    `passes`: an expression of the arguments that kernels get instead, such as `a, b, d, c, (recipes,)`, where `recipes`
+    are the three that one `recipe` stands for.
     """
     whole = re.sub(r"<(.*?)>", r"\1", schema)
     alone = re.sub(r"<(.*?)>", "", schema)

@@ -1,4 +1,4 @@
-"""Replay records. This code defines what a record means, and runs where replay.c was not built.
+"""Replay records. This code defines the meaning of a record, and runs where replay.c was not built.
 
 A replay looks at nothing but sizes, strides, types, devices and addresses, keeps no tensor, and never reads elements.
 """

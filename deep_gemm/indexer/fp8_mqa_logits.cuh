@@ -61,7 +61,7 @@ DEVICE uint64_t row_address(const MqaParams& p, uint32_t token) {
   return reinterpret_cast<uint64_t>(p.logits) + token * p.logits_pitch;
 }
 
-// Producer, one thread: loads a tile's blocks of keys from `block` on. Unless kMayWait, it stops at the first full slot.
+// Producer, one thread: loads a tile's blocks of keys from `block` on. Without kMayWait it stops at a slot in use.
 template <bool kMayWait>
 DEVICE void load_blocks(const MqaParams& p, SharedStorage& shared, const TilePlan& plan, uint32_t& block,
                         RingPosition& at) {

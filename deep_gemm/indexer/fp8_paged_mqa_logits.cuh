@@ -206,7 +206,7 @@ struct Share {
   }
 
  private:
-  // The sequence and segment of segment `number` of the line. Behind the last segment it is sequence 32, which is none.
+  // The sequence and segment of segment `number` of the line. Behind the last segment: sequence 32, which is none.
   DEVICE static ptx::Uint2 place(uint32_t number, uint32_t sum, uint32_t segments) {
     const uint32_t sequence = ptx::popc(ptx::ballot_sync(sum <= number));
     return {sequence, number - ptx::shfl_sync(sum - segments, sequence)};

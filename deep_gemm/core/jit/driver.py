@@ -114,7 +114,7 @@ class Kernel:
 
 
 CODES_OF_ANOTHER_CUDA = ("NO_BINARY_FOR_GPU", "INVALID_IMAGE", "UNSUPPORTED_PTX_VERSION")
-"""Codes by which a driver refuses machine code that it does not know."""
+"""Error codes of a driver that does not know a kernel's machine code."""
 OLDEST_COMPILER = (12, 8)
 """NVRTC that is supported."""
 
@@ -215,7 +215,7 @@ class Launcher:
         _checked(f"cuLaunchKernelEx of {self.text()}", (status,), LaunchError)
 
     def text(self) -> str:
-        """Say what is launched, for an error's text."""
+        """Describe the launch, for an error's text."""
         clusters = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
         return (
             f"{self.kernel.name}{f' ({self.of})' if self.of else ''} with {self.config.gridDimX} CTAs{clusters}, "

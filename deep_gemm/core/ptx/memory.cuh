@@ -98,7 +98,7 @@ DEVICE void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t 
                : "memory");
 }
 
-// ---- Global memory. ".nc": nobody writes it while the kernel runs.
+// ---- Global memory. ".nc": no thread may write it while the kernel runs.
 
 DEVICE float ld_global_f32(const void* pointer) {
   float value;
@@ -192,26 +192,26 @@ DEVICE void st_global_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, 
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Returns what was there before. Relaxed: it orders no other access.
+// Returns the value before the addition. Relaxed: it orders no other access.
 DEVICE uint32_t atom_add(uint32_t* pointer, uint32_t value) {
   uint32_t before;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
   return before;
 }
 
-// Acquires what others released by it and releases what this thread knows of, so blocks that count with it see each other's stores.
+// Acquires and releases, so a block that counts with it sees the stores of all blocks that have counted before.
 DEVICE uint32_t atom_add_acq_rel_b32(uint32_t* pointer, uint32_t value) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
   return before;
 }
-// From the L2: an L1 may have what an earlier kernel read there.
+// Reads from the L2, since an L1 may hold an old value that an earlier kernel read.
 DEVICE uint32_t ld_relaxed_gpu_b32(const void* pointer) {
   uint32_t value;
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
   return value;
 }
-// Between GPUs: who loads with acquire what was stored with release sees all that the storing thread knew of.
+// Between GPUs: a thread that acquires a released value sees all stores that the releasing thread made or saw before.
 DEVICE void st_release_sys_b32(uint32_t* pointer, uint32_t value) {
   asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }

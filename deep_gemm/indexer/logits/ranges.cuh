@@ -1,4 +1,4 @@
-// The keys of tokens, and the blocks of keys that a tile of tokens needs: producer, math warps and fill must agree on them.
+// The keys of tokens, and the blocks of keys that a tile needs. Producer, math warps and fill agree on them.
 #pragma once
 #include "config.cuh"
 #include "logits/mqa_params.cuh"

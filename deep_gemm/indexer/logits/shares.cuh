@@ -13,8 +13,8 @@
 
 constexpr uint32_t kNumWarps = kNumThreads / 32, kSteps = 0, kFills = 1;
 
-// Cost of beginning a tile, in blocks: a CTA waits for ranges, then for weights and queries. The cost is left out
-// unless there are more tiles than CTAs, since each CTA then begins one or two tiles in any case.
+// Cost of beginning a tile, in blocks: a CTA waits for ranges, then for weights and queries. Unless there are more
+// tiles than CTAs, the cost is left out: each CTA begins one or two tiles then, whatever they cost.
 constexpr uint32_t kStepsOfBeginning = 1;
 
 DEVICE uint32_t cost_of_tile(const MqaParams& p) { return num_tiles(p) > ptx::grid_size() ? kStepsOfBeginning : 0; }
@@ -61,7 +61,7 @@ DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&sh
     const uint64_t grid = ptx::grid_size(), cta = ptx::block_index();
     const auto begin = static_cast<uint32_t>(total * cta / grid);
     shares[line].count = static_cast<uint32_t>(total * (cta + 1) / grid) - begin;
-    // The one thread whose tiles have the first of this CTA's says which it is.
+    // The thread whose tiles contain the start of this CTA's share stores where it is.
     if (begin - before[line] < counts[line]) {
       uint32_t tile = first, number = begin - before[line];
       while (tile + 1 < end) {

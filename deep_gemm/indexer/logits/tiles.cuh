@@ -53,8 +53,8 @@ DEVICE void wait_for_slot(Shared& shared, const typename Shared::Position& at) {
   ptx::syncwarp();
 }
 
-// Producer, one thread: q of all units. The last unit may have columns of the tokens behind, or zeros behind the last: no
-// logits are stored of them.
+// Producer, one thread: loads q of all units. The last unit may hold columns of later tokens, or zeros after the last
+// token: no logits of them are stored.
 template <class Params, class Shared>
 DEVICE void load_q(const Params& p, Shared& shared, uint32_t slot, uint32_t first_token) {
   uint64_t* full = &shared.q_full[slot];
@@ -64,7 +64,7 @@ DEVICE void load_q(const Params& p, Shared& shared, uint32_t slot, uint32_t firs
     ptx::tma_load_2d(&p.map_q, full, shared.q[slot][unit], 0, first_token * kHeads + unit * Unit::kColumns);
 }
 
-// Producer: lays the weights of columns `first`, `first` + 32, ... that a lane holds.
+// Producer: lays the weights that a lane holds, of columns `first`, `first` + 32, ...
 template <uint32_t kHeld>
 DEVICE void lay_weights(float (&to)[kUnits][Unit::kWeights], const float (&held)[kHeld], uint32_t first) {
 #pragma unroll

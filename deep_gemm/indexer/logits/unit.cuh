@@ -11,7 +11,7 @@
 #include "ptx/wgmma.cuh"
 #include "types.cuh"
 
-// Weights of the columns of a unit, in shared memory, in the order in which WGMMA's accumulators need them.
+// Weights of the columns of a unit, in shared memory, in the order of WGMMA's accumulators.
 //
 //   given   weights[token, head]: column = token * heads + head
 //   laid    a lane of quarter q = lane % 4 holds of each 8 columns those numbered 2q and 2q + 1. For each 16 columns, or
