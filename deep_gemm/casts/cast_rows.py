@@ -209,7 +209,7 @@ KERNEL: Kernel[CastConfig] = Kernel("cast_rows", "CastParams", reachable_cast)
 
 
 class RowCast(NamedTuple):
-    """A cast: what is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
+    """A cast: its inputs and outputs. All tensors lie on one device; x and values are contiguous in rows."""
 
     x: Tensor
     """`[m, k]`; `[m, 2 k]`, gate and up, if it is activated."""

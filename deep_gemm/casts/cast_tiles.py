@@ -166,7 +166,7 @@ class TileCast(NamedTuple):
 
 
 def run(p: TileCast) -> None:
-    """Cast on the GPU on which x is."""
+    """Cast on the GPU of x."""
     if p.x.numel() != 0:
         KERNEL.run(config_of(p), values_of(p), grid(p), p.x.get_device())
 

@@ -15,11 +15,11 @@ from .params import Params
 MAX_RANKS = 8
 """Ranks of a node: `kMaxRanks` of core/meeting.cuh."""
 MAX_ROW_BYTES = 32768
-"""Bytes of a row in a room: gather_rows has room for as many scales in shared memory."""
+"""The most bytes of a row in a room: gather_rows has shared memory for the scales of such a row."""
 STORAGE_BYTES = 8
 """Size of `MeetingStorage`."""
 STATE_WORDS = 5
-"""Words of a rank's own: for each way its epoch and the count of its blocks, and whom it missed."""
+"""Words of a rank's own: for each way its epoch and the count of its blocks, and the rank that it missed."""
 ERROR_WORD = STATE_WORDS - 1
 
 
@@ -47,7 +47,7 @@ class Room:
 
     @property
     def slots(self) -> int:
-        """Slots for tokens: of each rank as many."""
+        """Slots for tokens, equally many for each rank."""
         return self.ranks * self.max_tokens
 
     @property

@@ -122,7 +122,7 @@ def wants_gradient(*given: object) -> bool:
 
 
 def cuts_gradient(operands: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """Tell whether a product of these values and scales, with C and D among the others, would cut a gradient's way."""
+    """Tell whether a product would cut a gradient's way. `operands` are values and scales; `others` include C and D."""
     return torch.is_grad_enabled() and (any(map(_carries_gradient, operands)) or any(x.requires_grad for x in others))
 
 
@@ -273,7 +273,7 @@ def apart(name: str, x: Tensor) -> None:
 
 
 def nothing(name: str, value: object, hint: str = "", expected: object = None) -> None:
-    """Refuse a keyword of other GPUs or of later years, unless it asks for nothing."""
+    """Refuse a keyword for other GPUs or newer releases, unless it asks for nothing."""
     if value is not expected:
         got = type(value).__name__ if isinstance(value, Tensor) else repr(value)
         raise NotImplementedError(f"{name}: expected {expected}, got {got}{hint}")

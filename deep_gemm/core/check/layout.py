@@ -258,7 +258,7 @@ def either(choices: Sequence[object]) -> str:
 
 
 def _stated(recipe: Recipe | None, is_sfa: bool | None) -> tuple[int, ...]:
-    """Rows and columns under a scale of one side."""
+    """Give the rows and columns under a scale of one side."""
     stated = RECIPE_1D2D if recipe is None else recipe_numbers("recipe", recipe)
     if stated in (*RECIPES_OF_A, *RECIPES_OF_B):
         return stated

@@ -22,7 +22,7 @@ class Scales(NamedTuple):
 
 
 class Values(NamedTuple):
-    """A kind of numbers, by the name that PTX has for it, and the type of tensors that hold it."""
+    """A kind of numbers: its name in PTX, and the type of tensors that hold it."""
 
     name: str
     bits: int

@@ -72,7 +72,7 @@ class KernelCache:
     def __init__(self, *directories: Path, only_read: tuple[Path, ...] = (), limit_bytes: int = NO_LIMIT) -> None:
         self.directories = (*directories, *only_read)
         self.directory = written_directory(directories)
-        """The one that is written."""
+        """The directory that is written to."""
         self._only_read = only_read
         self._limit_bytes = limit_bytes
         self._memory: dict[str, CompiledKernel] = {}
@@ -161,7 +161,7 @@ class KernelCache:
                 raise Unsound("it is not trusted")
             kernel = unpack(read_whole(file), name, key)
             if path.parent == self.directory and time.time() - file.state.st_atime > _FRESH_S:
-                # The file system may not note that it was read; when it was written is left as it is.
+                # The file system may not note that the file was read. The time when it was written is left as it is.
                 with contextlib.suppress(OSError):
                     os.utime(file.descriptor, ns=(time.time_ns(), file.state.st_mtime_ns))
             return kernel
@@ -181,7 +181,7 @@ class KernelCache:
 
 
 def written_directory(directories: Sequence[Path]) -> Path:
-    """The first that can be written; the first of all if none can."""
+    """Give the first directory that can be written; if none can, the first of all."""
     return next((directory for directory in directories if can_be_written(directory)), directories[0])
 
 

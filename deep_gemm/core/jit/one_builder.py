@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 SUFFIX = ".lock"
 PATIENCE_S = 60.0
-"""A builder goes on after so long beside one that holds the lock: that one may be stopped, or its machine gone."""
+"""A builder waits this long for the lock's holder, then goes on without it: the holder may be stopped or gone."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.1
 
 
@@ -66,7 +66,7 @@ def one_builder(path: Path, *, among_processes: bool = True) -> Iterator[None]:
 
 
 def _locked(path: Path, until: float) -> int | None:
-    """Descriptor of the lock file, locked; None if it cannot be locked, or not in time."""
+    """Lock the lock file and give its descriptor; None if it cannot be locked in time."""
     pause = _FIRST_POLL_S
     while True:
         try:
