@@ -1,4 +1,4 @@
-"""Operators of casts. A fake kernel takes all that its cast takes, and looks at some of it."""
+"""Operators of casts. A fake kernel takes all arguments of its cast, and uses some of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fake_cast(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantize
 
 
 def fake_of(cast: Callable[..., Target]) -> Callable[..., Quantized]:
-    """Give the stand-in of a cast of any tensor."""
+    """Give the fake kernel of a cast of any tensor."""
     return lambda x, masked_m=None, **said: fake_cast(x, cast(**said), masked_m)
 
 

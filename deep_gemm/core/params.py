@@ -31,7 +31,7 @@ class Kind(Enum):
 
 
 class Field(NamedTuple):
-    """A member of a struct; `length` of them in a row."""
+    """A member of a struct: one number or map, or an array of `length`."""
 
     name: str
     kind: Kind
@@ -41,7 +41,7 @@ class Field(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of the member."""
         return self.kind.size * self.length
 
     @property

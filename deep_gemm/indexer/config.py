@@ -15,7 +15,7 @@ from .check import DEPTHS, HEADS, MAX_COLUMNS, MAX_NEXT_N, PAGES, SEGMENT_KEYS
 UNIT_COLUMNS = 128
 """Most columns of a unit, tokens x heads: one WGMMA. With more, the accumulators of two units would not fit."""
 SLOTS = 2
-"""Tiles of tokens in shared memory: one is worked on, one is loaded."""
+"""Tiles of tokens in shared memory: math warps work on one while the other is loaded."""
 MATH_WARPGROUPS = 2
 MATH_THREADS = MATH_WARPGROUPS * WARPGROUP_THREADS
 NUM_THREADS = MATH_THREADS + WARPGROUP_THREADS
@@ -26,16 +26,16 @@ PRODUCER_REGISTERS = 40
 OTHER_REGISTERS = 40
 """A math thread's registers besides accumulators and weights: addresses, counters, sums."""
 LAUNCH_REGISTERS = REGISTERS_PER_SM // NUM_THREADS // 8 * 8
-"""Registers of each thread before any gives up some."""
+"""Registers of each thread at launch, before roles move registers."""
 MATH_REGISTERS = (LAUNCH_REGISTERS * NUM_THREADS - PRODUCER_REGISTERS * WARPGROUP_THREADS) // MATH_THREADS // 8 * 8
 """Registers of a math thread: a share of the registers that the producer leaves, in eights."""
 FILL_KEYS = 256
-"""Keys of a piece of a row that is filled. Rows have room for as many more than the caller sees."""
+"""Keys of a piece of a row that is filled. Rows have this much extra room, which the caller does not see."""
 BYTES_AHEAD = 5 * 128 * 132
-"""Bytes of keys in pages that a CTA asks for ahead. With more, SMs share the bandwidth unequally, and one ends late."""
+"""Bytes of keys in pages that a CTA loads ahead. With more, SMs share the bandwidth unequally, and one ends late."""
 USUAL_HEADS, USUAL_DEPTH = (32, 64), 128
 USUAL_PAGE = 64
-"""Sizes of models that exist."""
+"""Sizes of existing models."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class InRows:
     """Keys that lie one behind another; each token has a range of them."""
 
     run_blocks: ClassVar = 4
-    """Blocks of keys that are worked on in a straight line, one's products beside the other's sums."""
+    """Blocks of keys in a run: the products of one overlap with the sums of the one before."""
     always_moves_registers: ClassVar = True
     share_bytes: ClassVar = 8 * (NUM_THREADS // 32) + 16
     """Size of `ShareStorage` in indexer/logits/shares.cuh."""
