@@ -1,4 +1,4 @@
-// From numbers to FP8: the scale for a largest magnitude, and quotients by a scale. All casts share it.
+// From numbers to FP8: the scale for a largest magnitude, and quotients by a scale, defined once for all casts.
 //
 // kIsOrdinary: the fast way, for blocks without infinities whose numbers are not extremely small. It notices other
 // blocks; then the same numbers are cast again, in a way that is always right.
