@@ -38,7 +38,7 @@ class Format(NamedTuple):
     per_byte: int
     """Values in an element of `dtype`, which is a byte if values are scaled."""
     blocks: tuple[int, ...]
-    """Numbers of columns under a scale that have kernels."""
+    """Counts of columns under a scale with kernels for them."""
     has_nan: bool
     """Values have a NaN. If not, the scale of a block with a NaN or an infinity is NaN."""
     source: str
