@@ -174,7 +174,7 @@ def answered(
     plain: tuple[Tensor, ...],
     stated: tuple[int, ...],
 ) -> Any:
-    """Answer a call of tensors on a GPU that no record serves, and record it. `plain`: the tensors without gradients."""
+    """Answer a call of tensors on a GPU that no record serves, and record it. `plain`: tensors without gradients."""
     device = tensors[0].device
     if torch._C._cuda_getDevice() != tensors[0].get_device():
         with torch.cuda.device(device):
