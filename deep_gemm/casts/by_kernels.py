@@ -18,7 +18,7 @@ from .config import INPUTS
 from .rules import AMAX_OF_TENSOR, PER_BLOCK, PER_ROW, PER_TENSOR, Quantized, Target, empty_scales, empty_values
 
 PITCH_LIMIT = 1 << 32
-"""Bytes from a row to the next for which kernels that cast rows have room."""
+"""Pitches must be below this many bytes: kernels that cast rows hold them in 32 bits."""
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -35,7 +35,7 @@ def has_kernels(x: Tensor) -> bool:
 
 
 def can_cast(x: Tensor, to: Target, groups: Tensor | None = None) -> bool:
-    """Tell whether a kernel casts x so: all of it, or the rows of as many groups as there are counts or ends."""
+    """Tell whether a kernel can cast x to `to`: all of x, or the rows of `groups`, their counts or ends."""
     blocks = to.format.blocks if groups is None else BLOCKS_OF_GROUPS
     return (to.block in blocks or not to.block) and has_kernels(x) and (groups is None or len(groups) <= MAX_GROUPS)
 
@@ -104,7 +104,7 @@ def cast_tensor_of(x: Tensor, to: Target, given: Tensor | None) -> tuple[Tensor,
 
 @torch.no_grad()
 def cast_groups_of(x: Tensor, ks: Sequence[int], to: Target) -> Quantized:
-    """Cast groups of columns on a GPU, each to its part of what all have."""
+    """Cast groups of columns on a GPU, each into its part of the values and scales that all groups share."""
     m, is_transposed = x.shape[0], lies_transposed(x)
     x = with_rows(x.t()).t() if is_transposed else with_rows(x)
     values = empty_values((x.numel(),), x)
@@ -141,7 +141,7 @@ def cast_turned_rows_of(x: Tensor, amaxes: Tensor) -> Quantized:
 
 
 def can_turn_blocks(x: Tensor) -> bool:
-    """Tell whether a kernel casts blocks and transposes them: of matrices `[..., m, k]` that lie as it loads them."""
+    """Tell whether a kernel can cast and transpose blocks of `[..., m, k]`: contiguous, its rows aligned."""
     if not has_kernels(x) or not x.is_contiguous():
         return False
     rows = x.view(-1, x.shape[-1])
@@ -152,7 +152,7 @@ def can_turn_blocks(x: Tensor) -> bool:
 def cast_turned_blocks_of(x: Tensor, *, in_order: bool) -> tuple[Tensor, ...]:
     """Cast 128x128 blocks of matrices `[..., m, k]` on a GPU: values `[..., k, m]`, and scales.
 
-    `in_order`: ahead of these the values as they lie, from the same read.
+    `in_order`: return the values `[..., m, k]` before these, from the same read of x.
     """
     *batch, m, k = x.shape
     turned = empty_values((*batch, k, m), x)

@@ -1,4 +1,4 @@
-"""Casts by operations of torch, on any device: what casts without a kernel are, and a yardstick for those with one."""
+"""Casts by operations of torch, on any device: for casts without a kernel, and as the yardstick of the kernels."""
 
 from __future__ import annotations
 

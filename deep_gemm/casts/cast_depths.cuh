@@ -2,15 +2,15 @@
 // a scale for each column and 128 of the group's rows. A group's depth is its number of rows, aligned to kDepthMultiple, and
 // groups follow each other without gaps: values from k * (the depths before) on, scales from the blocks of 128 rows before.
 //
-// A CTA takes a 128x128 tile of a group, which cast/tile.cuh casts. It reads all ends to find its group: so the host waits for
-// nothing, and launches as many CTAs as there can be tiles.
+// A CTA takes a 128x128 tile of a group, which cast/tile.cuh casts. It reads all ends to find its group, so the host
+// need not wait for them: it launches a CTA for each tile that the groups could have.
 #pragma once
 #include "cast/tile.cuh"
 #include "lanes.cuh"
 
 struct DepthsCastParams {
   const uint8_t* x;             // rows, or tokens; gate and up side by side
-  const uint8_t* ds;            // the gradient of the activation, but for the weights of rows
+  const uint8_t* ds;            // the gradient of the activation, without the weights of rows
   const int32_t* ends;          // of groups
   const int32_t* token_of;      // of rows
   const float* row_weights;     // of rows
@@ -20,7 +20,7 @@ struct DepthsCastParams {
   float* sums;                  // [tiles of the activation's columns, rows]
   uint32_t x_pitch, ds_pitch;   // in bytes
   uint32_t stride_of_block, activated_stride_of_block, scales_stride_k;  // of scales, whose rows follow each other
-  uint32_t rows, k;             // rows of all groups at most; columns of what is cast
+  uint32_t rows, k;             // most rows that all groups may have; columns of x
   uint32_t room, num_groups;    // the depths that outputs have room for
   uint32_t tiles, reciprocal;   // tiles of columns: see BlockOfRows
   uint32_t gradient_tiles;      // the first of them, which are the gradient's, not the activation's
@@ -39,7 +39,7 @@ struct GroupStorage {
 struct Group {
   uint32_t first_row, rows, first_depth;
   uint32_t row;    // the tile's first, counted from the group's
-  uint32_t block;  // the tile among those of all groups
+  uint32_t block;  // the number of these 128 rows among those blocks of all groups
 
   DEVICE uint32_t depth() const { return ceil_div(rows, kDepthMultiple) * kDepthMultiple; }
   DEVICE uint32_t first_block() const { return block - row / kBlock; }
@@ -50,7 +50,7 @@ DEVICE uint32_t end_of(const DepthsCastParams& p, uint32_t group) {
   return end < 0 ? 0 : static_cast<uint32_t>(end) < p.rows ? end : p.rows;
 }
 
-// By all threads of the CTA; a group without rows if there is no such tile.
+// Finds a tile's group, by all threads of the CTA. Gives a group without rows if there is no such tile.
 DEVICE Group group_of(const DepthsCastParams& p, GroupStorage& shared, uint32_t tile) {
   const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index();
   if (thread == 0) ptx::st_shared_v4_b32(&shared.group, 0, 0, 0, 0);
@@ -114,7 +114,7 @@ DEVICE float weight_of(const DepthsCastParams& p, const Group& group, uint32_t r
   return row < group.rows ? ptx::ld_global_f32(p.row_weights + group.first_row + row) : 0.f;
 }
 
-// Writes what `compute` gives of each element, rounded to the type of x.
+// Writes `compute(e)` for each element `e`, rounded to the type of x.
 template <typename Compute>
 DEVICE void store_elements(Piece& piece, Compute compute) {
 #pragma unroll
@@ -127,7 +127,7 @@ DEVICE void store_elements(Piece& piece, Compute compute) {
   }
 }
 
-#include SOURCE  // cast_tile_of: what is cast; Storage: what that takes
+#include SOURCE  // cast_tile_of: casts a tile; Storage: the shared memory that it needs
 
 struct SharedStorage {
   Storage tile;
@@ -139,7 +139,7 @@ KERNEL(kNumThreads, kCtasPerSm) cast_depths(GRID_CONSTANT DepthsCastParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const BlockOfRows at(ptx::block_index(), p.tiles, p.reciprocal);
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   const Group group = group_of(p, shared.group, at.row);
   if (group.rows != 0) cast_tile_of(p, shared.tile, group, at.block);
 }

@@ -24,7 +24,7 @@ WEIGHTED = (torch.bfloat16, torch.float32)
 
 
 class Source(Enum):
-    """Kinds of rows that are cast. The values are a file of casts/cast, and whether rows have weights there."""
+    """Kinds of rows that are cast. A value is a file of casts/cast, and whether it multiplies rows by their weights."""
 
     TOKENS = "columns_of_tokens", False
     """Tokens in the rows of their routes."""
@@ -43,7 +43,7 @@ OF_SILU = (Source.SILU, Source.SILU_AT_ONCE, Source.SILU_ROWS)
 
 @dataclass(frozen=True)
 class DepthsCastConfig(Config):
-    """One configuration of `cast_depths`, of which a CTA casts a 128x128 tile of a group; of SiLU at once all three."""
+    """One configuration of `cast_depths`: a CTA casts a 128x128 tile of a group, or three with `SILU_AT_ONCE`."""
 
     dtype: torch.dtype
     source: Source
@@ -72,7 +72,7 @@ class DepthsCastConfig(Config):
         return tile + 4 * 4 + self.num_threads // 32 * 2 * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs for a configuration that the kernel can be built for."""
         yield from self.tile.rules()
         yield self.num_threads == self.tile.num_threads, "a thread for each row and each column of a tile"
         yield self.source not in OF_SILU or self.dtype == torch.bfloat16, "gate and up in BF16, as products give them"
@@ -108,14 +108,14 @@ KERNEL: Kernel[DepthsCastConfig] = Kernel("cast_depths", "DepthsCastParams", rea
 
 
 class DepthsCast(NamedTuple):
-    """A cast: what is cast, and to where. All tensors lie on one device; rows of x and ds begin where 16 bytes may."""
+    """A cast: its inputs and outputs. All tensors lie on one device; rows of x and ds are aligned to 16 bytes."""
 
     x: Tensor
     """`[tokens, k]`; BF16 `[rows, k]`, gate and up, if there is `ds`."""
     ends: Tensor
     """int32 `[groups]`: groups follow each other without gaps."""
     rows: int
-    """Rows of all groups at most."""
+    """The most rows that all groups may have together."""
     token_of: Tensor | None = None
     """int32 `[rows]`: the token of each row of a group."""
     row_weights: Tensor | None = None
@@ -140,7 +140,7 @@ class DepthsCast(NamedTuple):
 
 
 def run(p: DepthsCast) -> None:
-    """Cast on the GPU on which x is."""
+    """Cast on the GPU of x."""
     ctas = grid(p) if p.rows > 0 else 0
     if ctas != 0:
         KERNEL.run(config_of(p), values_of(p), ctas, p.x.get_device())
@@ -168,7 +168,7 @@ def room_of(rows: int, groups: int) -> tuple[int, int]:
 
 
 def tiles_of(p: DepthsCast) -> tuple[int, int]:
-    """Tiles of columns: those of x, or of the gradient of gate and up; and those of the activation, and of all."""
+    """Count tiles of columns: of x or the gradient of gate and up; and of the activation, or of all three at once."""
     k = p.x.shape[1]
     if config_of(p).source in (Source.SILU_AT_ONCE, Source.SILU_ROWS):
         return 0, ceil_div(k // 2, SCALE_BLOCK)
@@ -177,7 +177,7 @@ def tiles_of(p: DepthsCast) -> tuple[int, int]:
 
 
 def grid(p: DepthsCast) -> int:
-    """A CTA for each tile that there can be."""
+    """Count CTAs: one for each tile that the groups could have."""
     return room_of(p.rows, p.ends.numel())[1] * sum(tiles_of(p))
 
 

@@ -4,8 +4,8 @@
 //   rows of x -> registers -> (silu(gate) * up) -> largest magnitude of a block    -> scale      -> scales
 //                                                  the same registers, divided by the scale  -> FP8 or FP4 values
 //
-// A team of lanes takes kBlock columns of kRows rows, a unit, and all of its loads are under way before it looks at the first:
-// only so does memory run at its full rate. Which rows there are, what is cast, and to where it goes are files of their own.
+// A team of lanes takes kBlock columns of a unit of kRows rows. It starts all loads before it uses the first, as memory
+// needs for its full rate. Files of their own say which rows are cast, how numbers are made, and where they go.
 #pragma once
 #include "cast/values.cuh"
 
@@ -13,13 +13,13 @@ struct CastParams {
   const uint8_t* x;
   uint8_t* values;
   uint8_t* scales;
-  const int32_t* sizes;      // of groups: how many rows each has, or where they end
+  const int32_t* sizes;      // of groups: the rows of each, or where each ends
   const float* row_weights;  // factors of rows; null: none
-  const int32_t* row_of;     // [m, topk]: the rows to which a row goes, -1: to none
+  const int32_t* row_of;     // [m, topk]: the rows of `values` that a row of x goes to; -1: none
   // Pitches in bytes: row to row of x and of values; scales by row, by block; the extra gap between groups. 32 bits, so
   // that an address is one instruction.
   uint32_t x_pitch, values_pitch, scales_stride_m, scales_stride_k, scales_stride_g;
-  uint32_t m, k;  // rows of x, and columns of what is cast
+  uint32_t m, k;  // rows of x, and columns that are cast
   uint32_t block_reciprocal;  // of ceil(k / kBlock): see BlockOfRows
   uint32_t num_groups, alignment, topk;
   float min_amax;       // the largest magnitude of a block counts as at least this
@@ -35,10 +35,10 @@ struct Unit {
   uint32_t row, end, group;
 };
 #include ROWS     // Rows: which units there are
-#include SOURCE   // Loaded, load, Held, held_of: what is cast
-#include FORMAT   // kLargestValue, Values, pack_values, store_values: what it becomes
+#include SOURCE   // Loaded, load, Held, held_of: the numbers to cast
+#include FORMAT   // kLargestValue, Values, pack_values, store_values: the type of values
 #include SCALES   // store_scale: how scales lie
-#include TARGETS  // Targets: to where it goes
+#include TARGETS  // Targets: the rows that values and scales go to
 #include TEAM     // Team: the columns that a team of lanes takes at a time, a block or a row
 
 KERNEL(kNumThreads, kCtasPerSm) cast_rows(GRID_CONSTANT CastParams p) {

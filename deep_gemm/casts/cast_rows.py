@@ -29,7 +29,7 @@ class Groups(Enum):
     NONE = auto()
     """All."""
     COUNTS = auto()
-    """The first rows of each group, as many as its count says."""
+    """The first `count` rows of each group."""
     UNTIL = auto()
     """All rows up to where the last group ends: groups without gaps between them."""
     ENDS = auto()
@@ -55,10 +55,10 @@ class CastConfig(Config):
 
     dtype: torch.dtype
     vector: int
-    """Elements that a lane loads at once: 16 bytes of them, or 1 where rows lie otherwise."""
+    """Elements that a lane loads at once: 16 bytes of them, or 1 if rows are not aligned for that."""
     rows: int
     activates: bool = False
-    """silu(gate) * up is cast, instead of x as it is."""
+    """Cast silu(gate) * up instead of x itself."""
     groups: Groups = Groups.NONE
     to_routes: bool = False
     """A row goes to the rows of its routes."""
@@ -71,7 +71,7 @@ class CastConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people: rows of a team, and what a lane loads; such as "silu 4 rows of ends bfloat16 by 8"."""
+        """Short, for people: rows of a team, and elements of a load; such as "silu 4 rows of ends bfloat16 by 8"."""
         what = "silu " * self.activates + f"{self.rows} rows"
         if self.to.format != FP8 or self.to.columns != SCALE_BLOCK:
             by = self.to.columns or f"{'all' if self.to.rows else 'a given scale'}, {self.lanes} lanes"
@@ -93,7 +93,7 @@ class CastConfig(Config):
         return of_warps + (0 if self.groups in ROWS else 3 * MAX_GROUPS * 4)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs for a configuration that the kernel can be built for."""
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.rows in (1, 2, 4, 8), "1, 2, 4 or 8 rows of a team"
@@ -209,7 +209,7 @@ KERNEL: Kernel[CastConfig] = Kernel("cast_rows", "CastParams", reachable_cast)
 
 
 class RowCast(NamedTuple):
-    """A cast: what is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
+    """A cast: its inputs and outputs. All tensors lie on one device; x and values are contiguous in rows."""
 
     x: Tensor
     """`[m, k]`; `[m, 2 k]`, gate and up, if it is activated."""
@@ -230,11 +230,11 @@ class RowCast(NamedTuple):
     """int32 `[groups]`: groups follow each other, each from the end of the one before, aligned."""
     alignment: int = 1
     row_of: Tensor | None = None
-    """int32 `[m, topk]`: the rows of values to which each row goes, -1 for none."""
+    """int32 `[m, topk]`: the rows of `values` that each row of x goes to, -1 for none."""
 
     @property
     def k(self) -> int:
-        """Columns of what is cast."""
+        """Columns that are cast: two for each byte of FP4 values."""
         return self.values.shape[1] * self.to.format.per_byte
 
     @property
@@ -244,7 +244,7 @@ class RowCast(NamedTuple):
 
 
 def run(p: RowCast, *, is_dependent: bool = False) -> None:
-    """Cast on the GPU on which x is. `is_dependent`: as for `Kernel.run`."""
+    """Cast on the GPU of x. `is_dependent`: as for `Kernel.run`."""
     if p.x.numel() == 0 or p.values.numel() == 0:
         return
     device = p.x.get_device()
@@ -257,8 +257,8 @@ def run(p: RowCast, *, is_dependent: bool = False) -> None:
 def config_of(p: RowCast, num_sms: int) -> CastConfig:
     """Choose the configuration.
 
-    Lanes load 16 bytes at once where everything lies so that they may. Teams take several rows if there are enough for
-    all SMs; a whole row has the fewest lanes that hold it.
+    Lanes load 16 bytes at once if x and values are aligned for that. Teams take several rows if that still gives all
+    SMs work; a whole row has the fewest lanes that hold it.
     """
     has_gaps = p.ends is not None and (p.alignment > 1 or p.ends.numel() == 0)
     of_ends = Groups.NONE if p.ends is None else Groups.ENDS if has_gaps else Groups.UNTIL
@@ -279,7 +279,7 @@ def config_of(p: RowCast, num_sms: int) -> CastConfig:
 
 
 def is_aligned(x: Tensor, values: Tensor, per_byte: int = 1) -> bool:
-    """Tell whether lanes may load 16 bytes at once, and store what becomes of them."""
+    """Tell whether lanes may load 16 bytes at once, and store their values at once."""
     elements = ADDRESS_ALIGNMENT // x.element_size()
     stored = elements // per_byte
     return (
@@ -292,7 +292,7 @@ def is_aligned(x: Tensor, values: Tensor, per_byte: int = 1) -> bool:
 
 
 def block_reciprocal(k: int, block: int = SCALE_BLOCK) -> int:
-    """Give the number by which `BlockOfRows` of casts/cast/values.cuh divides by the blocks of a row."""
+    """Give the reciprocal that `BlockOfRows` of casts/cast/values.cuh uses to divide by the blocks of a row."""
     return min((1 << 32) // ceil_div(k, block), (1 << 32) - 1)
 
 
@@ -300,7 +300,7 @@ def values_of(p: RowCast) -> dict[str, Any]:
     """Give the members of the kernel's parameters."""
     (m, _), k, scales = p.x.shape, p.k, p.scales
     gating = p.gating or Gating()
-    # How much further away a group lies than if all rows were those of one matrix.
+    # The extra gap between groups: zero if all rows follow each other like the rows of one matrix.
     further = 0
     if scales is not None and scales.dim() == 3:
         further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1)

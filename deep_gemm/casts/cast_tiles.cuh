@@ -1,6 +1,6 @@
-// Casts of 128x128 tiles of a matrix x [m, k]: cast/tile.cuh says to what.
+// Casts 128x128 tiles of a matrix x [m, k]; cast/tile.cuh lists the outputs.
 //
-// A CTA takes a tile, and all of its loads are under way before it looks at the first.
+// A CTA takes a tile, and starts all of its loads before it uses the first.
 #pragma once
 #include "cast/tile.cuh"
 #include "tile_cast_params_layout.cuh"  // asserts that it lies as core/params.py packs it
@@ -16,7 +16,7 @@ DEVICE void load_tile(const TileCastParams& p, Tile& tile) {
   }
 }
 
-// One of matrices [m, k] that follow each other and are transposed each by itself, and the tile's place in it.
+// The matrix of a tile, where matrices [m, k] follow each other, each transposed by itself. `tile` becomes its tile.
 DEVICE TileCastParams matrix_of(const TileCastParams& p, BlockOfRows& tile) {
   const uint32_t tiles_m = ceil_div(p.m, kBlock), matrix = tile.row / tiles_m;
   tile.row -= matrix * tiles_m;
@@ -31,7 +31,7 @@ DEVICE TileCastParams matrix_of(const TileCastParams& p, BlockOfRows& tile) {
 DEVICE void load_and_cast(SharedStorage& shared, const TileCastParams& p, const BlockOfRows& at) {
   Tile tile(at);
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   load_tile(p, tile);
   cast_any_tile(shared, p, tile);
 }

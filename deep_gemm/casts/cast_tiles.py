@@ -19,9 +19,9 @@ from .rules import FP8, Target
 
 
 class Grain(Enum):
-    """The part of a tile with a scale, in a cast whose values lie as those of x do. Named as the kernel's switches.
+    """The part of a tile that shares a scale, for values `[m, k]` like x. The values here name the kernel's switches.
 
-    Where it says 128 it may be 64 or 32, but for rows.
+    Instead of 128 it may be 64 or 32, except for rows.
     """
 
     ROWS = "kCastsRows"
@@ -29,21 +29,21 @@ class Grain(Enum):
     CHANNELS = "kCastsChannels"
     """Each column and 128 rows."""
     BLOCKS = "kCastsBlocks"
-    """Each 128x128 block. With columns there are the transposed values, each matrix by itself, and beside them those
-    that lie as x does, or not."""
+    """Each 128x128 block. With `column_bytes` the cast gives transposed values, each matrix by itself; then values
+    `[m, k]` may be left out."""
 
 
 @dataclass(frozen=True)
 class TileCastConfig(Config):
-    """One configuration of `cast_tiles`, of which a CTA casts a 128x128 tile."""
+    """One configuration of `cast_tiles`: a CTA casts a 128x128 tile."""
 
     dtype: torch.dtype
     vector: int
-    """Elements that a lane loads at once: 16 bytes of them, or 1 where rows lie otherwise."""
+    """Elements that a lane loads at once: 16 bytes of them, or 1 if rows are not aligned for that."""
     grain: Grain | None
     """The scales of values that lie as x does; None: there are no such values."""
     column_bytes: int
-    """Bytes of the transposed values that a lane stores at once: 16, or 1 where they lie otherwise; 0: none."""
+    """Bytes of the transposed values that a lane stores at once: 16, or 1 if they are not aligned; 0: none."""
     ctas_per_sm: int = 2
     num_threads: int = 256
     block: int = SCALE_BLOCK
@@ -70,7 +70,7 @@ class TileCastConfig(Config):
         return align(columns + keys + divisors + self.num_threads // 32 * parts * 4, 16)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs for a configuration that the kernel can be built for."""
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.column_bytes in (0, 1, VECTOR_BYTES), "16 bytes, or one, of columns at once"
@@ -108,12 +108,12 @@ def tile_cast_config(
 ) -> TileCastConfig:
     """The configuration of `cast_tiles` for rows of a type.
 
-    `is_aligned`: all rows of x, and what lies as they do, begin where 16 bytes may; `has_aligned_columns`: the rows of
-    the transposed values do.
+    `is_aligned`: lanes may load 16 bytes of x at once, and store their values at once. `has_aligned_columns`: rows of
+    the transposed values are aligned to 16 bytes.
     """
     column_bytes = (VECTOR_BYTES if has_aligned_columns else 1) if with_columns else 0
     vector = vector_of(dtype, is_aligned)
-    # A tile in FP32 fills half of the registers, and operands of single elements take more than those of vectors.
+    # A tile in FP32 fills half of the registers. Loads of single elements need more registers than loads of vectors.
     ctas_per_sm = (4 if grain is None else 3) if dtype != torch.float32 else 2
     if vector == 1:
         ctas_per_sm = ctas_per_sm // 2
@@ -138,7 +138,7 @@ KERNEL: Kernel[TileCastConfig] = Kernel("cast_tiles", "TileCastParams", reachabl
 
 
 class TileCast(NamedTuple):
-    """A cast: what is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
+    """A cast: its inputs and outputs. All tensors lie on one device; x and values are contiguous in rows."""
 
     x: Tensor
     """`[m, k]`; the rows of all matrices if blocks are transposed."""
@@ -166,7 +166,7 @@ class TileCast(NamedTuple):
 
 
 def run(p: TileCast) -> None:
-    """Cast on the GPU on which x is."""
+    """Cast on the GPU of x."""
     if p.x.numel() != 0:
         KERNEL.run(config_of(p), values_of(p), grid(p), p.x.get_device())
 

@@ -13,7 +13,7 @@ from ..core.kernel import constants_of
 from ..core.params import Kind, Params
 
 VECTOR_BYTES = 16
-"""Bytes that a lane loads at once if rows allow it."""
+"""Bytes that a lane loads at once if rows are aligned for that."""
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -36,18 +36,18 @@ def cast_constants(
 
 
 def lanes_of(vector: int, block: int = SCALE_BLOCK) -> int:
-    """Lanes of a team, which takes `block` columns of a row."""
+    """Count the lanes of a team, which takes `block` columns of a row."""
     return block // (4 if vector == 1 else vector)
 
 
 def vector_of(dtype: torch.dtype, is_aligned: bool) -> int:
-    """Elements that a lane loads at once."""
+    """Count the elements that a lane loads at once."""
     return VECTOR_BYTES // dtype.itemsize if is_aligned else 1
 
 
 @cache
 def pointers(params: Params) -> tuple[str, ...]:
-    """Names of the tensors that a kernel takes, in order."""
+    """List the names of the tensors that a kernel takes, in order."""
     return tuple(field.name for field in params.fields if field.kind is Kind.POINTER)
 
 
@@ -57,5 +57,5 @@ def operands(params: Params, problem: Any) -> dict[str, Any]:
 
 
 def pitch(x: Tensor | None, dim: int) -> int:
-    """Bytes from one index of a dimension to the next, 0 if x is None."""
+    """Count bytes from one index of a dimension to the next; 0 if x is None."""
     return 0 if x is None else x.stride(dim) * x.element_size()

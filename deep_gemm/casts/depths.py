@@ -1,8 +1,8 @@
 """Casts of groups of rows along their rows, for the gradients of experts' weights: the host reads no value of a GPU.
 
 Groups of rows follow each other without gaps, and `ends` says where each ends. A group's depth in a product is its
-number of rows, aligned to 16: zeros follow its rows. On a GPU results have room for the depths that there can be, and
-what lies behind the last group is undefined.
+number of rows, aligned to 16: zeros follow its rows. On a GPU results have room for the largest depths that groups can
+have, and memory behind the last group is undefined.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GroupedRows(NamedTuple):
     ends: Tensor
     """int32 `[groups]`"""
     token_of: Tensor
-    """int32 `[rows]`: each row's token. Rows behind the last end have any."""
+    """int32 `[rows]`: each row's token. Behind the last end it may be any token."""
 
     @property
     def depths(self) -> Tensor:
@@ -48,8 +48,8 @@ class GroupedRows(NamedTuple):
 def cast_along_groups(x: Tensor, groups: GroupedRows, row_weights: Tensor | None = None) -> Quantized:
     """Cast tokens `[tokens, k]` in the rows of groups, times FP32 weights of rows, along each group's rows.
 
-    The result is what `k_grouped_cast_to_fp8` gives of `x[token_of].T` for the groups' depths, scales m-major. Weighted
-    rows are rounded to the type of x before, but those of FP16 to FP32.
+    The result equals `k_grouped_cast_to_fp8` of `x[token_of].T` for the groups' depths, with scales m-major. Weighted
+    rows are first rounded to the type of x; weighted FP16 rows are rounded to FP32.
     """
     return run(ALONG, (x, groups, row_weights))  # type: ignore[no-any-return]
 
@@ -101,8 +101,8 @@ def cast_silu_gradient(
 ) -> SiluCasts:
     """Cast the gradient of gate and up along rows and along each group's rows, and the activation along the latter.
 
-    `h`: BF16 `[rows, 2 i]`, gate first; `ds`: BF16 `[rows, i]`, the gradient of s but for the FP32 weights of rows,
-    None if the activation alone is asked for. Every step is rounded to FP32, and what is cast to BF16; `limit`: as for
+    `h`: BF16 `[rows, 2 i]`, gate first; `ds`: BF16 `[rows, i]`, the gradient of s without the FP32 weights of rows,
+    None if only the activation is wanted. Every step is rounded to FP32, and numbers to cast to BF16; `limit`: as for
     `silu_mul_cast_to_fp8`. Rows behind the last end may hold anything, and their results are undefined. A GPU sums up
     the gradient of a weight in an order of its own, always the same one. Unless they are `scaled`, results are BF16.
     """
@@ -122,7 +122,7 @@ def _cast_silu(
     scaled: bool,
 ) -> SiluCasts:
     rows, both = h.shape
-    ds = h[:, : both // 2] if ds is None else ds  # nobody asks for the gradient of weights then
+    ds = h[:, : both // 2] if ds is None else ds  # such a caller ignores the gradient of weights
     if has_kernels(h):
         columns = gradient = of_s = sums = None
         if gradient_too:
@@ -157,7 +157,7 @@ SILU = Function(
 
 
 class Silu(NamedTuple):
-    """FP32 silu(gate) * up, and what its gradient takes."""
+    """FP32 s = silu(gate) * up, and its derivatives by gate and up."""
 
     s: Tensor
     of_gate: Tensor

@@ -1,7 +1,7 @@
 """Casts to FP4 values with FP32 scales, and back.
 
 A value is E2M1, one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign. Two lie in an int8, the first in its lower half. The
-rules are those of all casts (casts/rules.py) with 6 in place of 448: a scale is the block's largest finite magnitude
+rules of all casts (casts/rules.py) hold, with 6 in place of 448: a scale is the block's largest finite magnitude
 over 6, a block without a finite non-zero value has scale 1. A quotient is rounded to the nearest value, a tie to the
 one with an even mantissa. E2M1 has no NaN, so the scale of a block with a NaN or an infinity is NaN.
 
@@ -52,14 +52,14 @@ def quantize_mxfp4(w: Tensor) -> Quantized:
 
     `w` is `[n, k]` or `[groups, n, k]`, BF16, FP16 or FP32, k a multiple of 32. The result is what products of FP4
     weights take: bytes (torch.uint8) `[..., n, k / 2]`, the value of an even k in the lower half, and exponents
-    (torch.uint8) `[..., n, k / 32]`, of which s stands for 2^(s - 127). `cast_back_from_fp4` with `gran_k=32` is the
+    (torch.uint8) `[..., n, k / 32]`: a byte s means 2^(s - 127). `cast_back_from_fp4` with `gran_k=32` is the
     way back.
 
-    A group's scale is the least power of two, from 2^-126 on, of which its largest magnitude is at most 7 times as
-    much; quotients are rounded to the nearest value, ties to the even code, and those above 6 become 6. Weights that
-    are MXFP4 already come back as they were. A group of zeros takes the largest scale of its 128 columns, or 1 if these
-    are all zeros: it never stands in the way of folding its neighbours' scales. A group with a NaN or an infinity has
-    the scale 255, which is NaN, so that no product hides it.
+    A group's scale is the least power of two, from 2^-126 on, that is at least a seventh of the largest magnitude.
+    Quotients are rounded to the nearest value, ties to the even code, and those above 6 become 6. Weights that are
+    MXFP4 already come back as they were. A group of zeros takes the largest scale of its 128 columns, or 1 if these are
+    all zeros: it never stands in the way of folding its neighbours' scales. A group with a NaN or an infinity has the
+    scale 255, which is NaN, so that no product hides it.
 
     >>> packed, scales = quantize_mxfp4(torch.tensor([[12.0, -6.0, 1.0, 0.0] * 8]))
     >>> [hex(byte) for byte in packed[0, :2].tolist()], scales.tolist()

@@ -70,7 +70,7 @@ def per_token_cast_to_fp8(
 
 
 def cast_checked(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
-    """Check and compute a cast, of the first rows of groups if there are counts."""
+    """Check and compute a cast; with counts, of the first rows of each group."""
     no_gradient("x", x)
     check_rows(x, to.mn_major, masked_m)
     to = to.checked(x)

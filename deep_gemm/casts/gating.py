@@ -1,4 +1,4 @@
-"""Gated activations: which there are, what their parameters are, and the definition, by torch."""
+"""Gated activations: their names, their parameters, and their definition by torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..core.check.numbers import finite, positive
 
 LEAST_SIGMOID = 2.0**-126
 DEFAULTS = {"swiglu": (1.0, 0.0), "situ": (4.0, 25.0)}
-"""alpha and beta by the name of an activation, where a caller says none."""
+"""alpha and beta of each activation that a caller does not give."""
 
 
 class Gating(NamedTuple):
-    """A gated activation: its name, and what it is said beside gate and up.
+    """A gated activation: its name, and its parameters.
 
     - `swiglu`: gate * sigmoid(alpha * gate) * (up + beta), gate cut off above `limit`, up beyond +-limit.
     - `situ`: alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta).
@@ -27,12 +27,12 @@ class Gating(NamedTuple):
 
     @property
     def is_silu(self) -> bool:
-        """Tell whether it is silu(gate) * up, with a limit or without: what products activate by themselves."""
+        """Tell whether it is silu(gate) * up, with a limit or without, which products can compute themselves."""
         return self == Gating(limit=self.limit)
 
 
 def gating_of(activation: str, alpha: float | None, beta: float | None, limit: float | None) -> Gating:
-    """Check what a caller says of an activation."""
+    """Check the activation that a caller names, and its parameters."""
     if not isinstance(activation, str) or activation not in DEFAULTS:
         raise ValueError(f"activation: expected one of {list(DEFAULTS)}, got {activation!r}")
     usual = DEFAULTS[activation]

@@ -3,9 +3,9 @@
 //
 //   sf, any strides -> registers -> a tile in shared memory -> out, strides (k_blocks * pitch, 1, pitch)
 //
-// A CTA takes kRows rows of kBlocks blocks of k, and all of its loads are under way before it stores the first. Successive
-// threads read along k or along m, whichever way scales lie beside each other, and write along m. What lies between the last
-// row and the pitch is not written. FP32 is moved as bits, so a NaN keeps its own.
+// A CTA takes kRows rows of kBlocks blocks of k, and starts all of its loads before it stores the first. Successive
+// threads read along k or along m, whichever way scales lie beside each other, and write along m. The gap between the
+// last row and the pitch is not written. FP32 is moved as bits, so a NaN keeps its own.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -31,7 +31,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "ScalesConfig.shared_bytes and SharedStorage differ");
 
-// A place of the tile.
+// The row and block of a scale in the tile.
 struct Place {
   uint32_t row, block;
 };
@@ -50,7 +50,7 @@ KERNEL(kNumThreads, kCtasPerSm) lay_scales(GRID_CONSTANT ScalesParams p) {
   const bool reads_along_m = p.reads_along_m != 0, are_words = p.are_words != 0;
 
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
 
   uint32_t words[kEach] = {};
 #pragma unroll

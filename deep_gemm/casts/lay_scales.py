@@ -38,7 +38,7 @@ class ScalesConfig(Config):
         return self.blocks * (self.rows + 1) * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs for a configuration that the kernel can be built for."""
         yield self.rows * self.blocks % self.num_threads == 0, "as many scales for each thread"
 
 
@@ -52,9 +52,9 @@ def mn_major(sf: Tensor) -> Tensor:
 
 
 def laid_out(sf: Tensor, k_blocks: int | None = None) -> Tensor:
-    """Copy scales, as they may lie, to where TMA can load them, in FP32.
+    """Copy scales of any strides to FP32 scales that TMA can load.
 
-    `k_blocks`: how many a row has, where they may be UE8M0: words, or bytes in whose memory whole words lie.
+    `k_blocks`: scales of a row, needed if `sf` may be UE8M0: words, or bytes whose memory consists of whole words.
     """
     return run_call(LAID, (sf,), (k_blocks,))  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Operators of casts. A fake kernel takes all that its cast takes, and looks at some of it."""
+"""Operators of casts. A fake kernel takes all arguments of its cast, and uses some of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fake_cast(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantize
 
 
 def fake_of(cast: Callable[..., Target]) -> Callable[..., Quantized]:
-    """Give the stand-in of a cast of any tensor."""
+    """Give the fake kernel of a cast of any tensor."""
     return lambda x, masked_m=None, **said: fake_cast(x, cast(**said), masked_m)
 
 
@@ -54,7 +54,7 @@ def fake_groups(x: Tensor, ks: Sequence[int], min_amax: float, mn_major: bool, *
 
 
 def lay(sf: Tensor) -> Tensor:
-    """Lay scales out, always in new memory: an operator's result is never what it was given."""
+    """Lay scales out, always in new memory: an operator must not return its own input."""
     check_scales(sf)
     return laid_out(sf)
 

@@ -1,4 +1,4 @@
-"""The common rules of all casts: their scales, what they ask of their arguments, and room for what they give."""
+"""The common rules of all casts: their scales, checks of their arguments, and memory for their results."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Format(NamedTuple):
     """The quotient of a block's largest magnitude and its scale."""
     dtype: torch.dtype
     per_byte: int
-    """Values of an element of `dtype`, a byte if they are scaled."""
+    """Values in an element of `dtype`, which is a byte if values are scaled."""
     blocks: tuple[int, ...]
-    """Columns under a scale that kernels know."""
+    """Counts of columns under a scale with kernels for them."""
     has_nan: bool
-    """If not, the scale of a block with a NaN or an infinity is NaN."""
+    """Values have a NaN. If not, the scale of a block with a NaN or an infinity is NaN."""
     source: str
-    """The file of casts/cast that stores it."""
+    """The file of casts/cast that stores this format."""
 
 
 FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK), True, "fp8")
@@ -50,7 +50,7 @@ FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK)
 FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False, "e2m1")
 """E2M1, two to a byte."""
 MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False, "e2m1")
-"""The same, with scales that leave magnitudes of up to 7. These become 6: from 7 on, 8 is nearer."""
+"""E2M1 too, with scales that leave magnitudes of up to 7, which become 6: only from 7 on, 8 is nearer."""
 BF16 = Format("bf16", 0.0, torch.bfloat16, 1, (SCALE_BLOCK,), True, "bf16")
 """Numbers themselves, without scales."""
 
@@ -60,9 +60,9 @@ class Target:
     """A cast's result: the rows and columns under a scale, the scale's rules and layout, and the type of values."""
 
     rows: int = 1
-    """0: a scale that is given has all."""
+    """Rows under a scale; 0: all, under a given scale."""
     columns: int = SCALE_BLOCK
-    """0: all of a row."""
+    """Columns under a scale; 0: all of a row."""
     use_ue8m0: bool = False
     """Scales are powers of two."""
     min_amax: float = 0.0
@@ -70,7 +70,7 @@ class Target:
     mn_major: bool = False
     """Scales lie as products load them."""
     packs: bool = False
-    """Four scales, powers of two, are an int32."""
+    """Four scales, powers of two, are packed into an int32."""
     format: Format = FP8
 
     @property
@@ -100,7 +100,7 @@ class Target:
 PER_ROW, PER_BLOCK, PER_TENSOR = Target(), Target(SCALE_BLOCK, SCALE_BLOCK), Target(0, 0)
 UNSCALED = Target(format=BF16)
 AMAX_OF_TENSOR = Target(0, 0, format=FP8._replace(name="amax"))
-"""No values; in the place of scales the largest magnitude that each team of lanes met."""
+"""Gives no values, and instead of scales the largest magnitude that each team of lanes met."""
 
 
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
 
 def scales_of(amax: Tensor, largest: float, use_ue8m0: bool) -> Tensor:
     """Scales that bring magnitudes of at most `amax` to at most `largest`, by the rules of all casts."""
-    # By a tensor: a GPU divides by a number inexactly, by its reciprocal.
+    # Divides by a tensor, since a GPU divides by a number inexactly, through its reciprocal.
     scales = (amax / amax.new_full((), largest)).clamp_min(MIN_SCALE)
     if use_ue8m0:
         scales = ceil_to_ue8m0(scales)
@@ -138,7 +138,7 @@ def empty_scales(
 ) -> Tensor:
     """Make room for the scales of rows, `[..., m]`; with `mn_major` they lie as products load them.
 
-    An int32 has room for four.
+    With `dtype` int32, each element has room for four scales.
     """
     *batch, m = rows
     blocks = ceil_div(k, gran_k * UE8M0_PER_WORD if dtype == torch.int32 else gran_k) if gran_k else 1
@@ -150,7 +150,7 @@ def empty_scales(
 
 
 def granularity(gran_k: object, least: int = 1) -> int:
-    """Check how many columns share a scale; 0, if that is the least, means all."""
+    """Check how many columns share a scale; 0, if `least` allows it, means all."""
     number = as_integer(gran_k)
     if number is None or number < least:
         raise ValueError(f"gran_k: expected a positive integer{', or 0 for all' * (not least)}, got {gran_k!r}")
@@ -176,7 +176,7 @@ def check_counts(x: Tensor, masked_m: Tensor) -> None:
 
 
 def checked_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float) -> Target:
-    """Check a tensor that is cast under one scale, a given one or its own; give its cast, as of a single row."""
+    """Check a tensor that is cast under one scale, a given one or its own; give the cast for a single row."""
     check_castable(x)
     to = Target(1, 0, use_ue8m0, magnitude("min_amax", min_amax))
     if scale is not None:
@@ -209,7 +209,7 @@ def check_groups(x: Tensor, ks: Sequence[int], min_amax: float) -> tuple[Sequenc
 
 
 def check_castable(x: Tensor, name: str = "x") -> None:
-    """Check that a tensor is of a type that casts take. A cast is computed under torch.no_grad(), so ask it before."""
+    """Check that a tensor is of a type that casts take. Call this before torch.no_grad(), under which casts compute."""
     no_gradient(name, x)
     check_dense(name, x)
     if not x.is_floating_point() or x.element_size() == 1:

@@ -53,7 +53,7 @@ def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
     """
     check_scales(sf)
     no_gradient("sf", sf)
-    if is_dispatched(sf):  # nobody knows an address; scales that are m-major serve at any, as products copy the others
+    if is_dispatched(sf):  # addresses are unknown; m-major scales serve at any address, as products copy unaligned ones
         if is_mn_major(sf):
             return with_usual_strides(sf)
         return torch.ops.deep_gemm.get_mn_major_tma_aligned_tensor.default(sf)  # type: ignore[no-any-return]
@@ -79,8 +79,8 @@ def transform_sf_into_required_layout(
     (rows, columns) of that side. None means (1, 128, 128). Scales of single rows get the m-major form of
     `get_mn_major_tma_aligned_tensor`; scales of blocks stay as they are. FP32 scales are never rounded, so
     `disable_ue8m0_cast` changes nothing. Scales of 32 or 64 columns may be UE8M0 too: bytes (uint8, float8_e8m0fnu), or
-    int32 words of four along k. Those of 32 columns of a row become such words, in the same memory if it has whole
-    ones; others become the FP32 numbers that they stand for.
+    int32 words of four along k. UE8M0 scales of 32 columns of a row become such words, in the same memory if it has
+    whole ones; other UE8M0 scales become the FP32 numbers that they stand for.
 
     >>> sf = torch.ones(5, 2)
     >>> transform_sf_into_required_layout(sf, 5, 256, (1, 128, 128), is_sfa=True).stride()

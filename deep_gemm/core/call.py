@@ -1,11 +1,11 @@
-r"""Calls of public functions: by the record of a call like it, else checked, answered, and recorded.
+r"""Calls of public functions: a record of a similar call is replayed, or the call is checked, answered and recorded.
 
     call --tensors--> Records.recall --> its launches, its results
       \--- unknown ---> answer: check, compute --> with shadows in place of tensors: a record, kept and replayed
 
-`answer` is the one way in which a function computes anything. Where the call's tensors are on a GPU it is run with
-shadows (shadow.py), which gives a record; where that cannot be, with the tensors themselves. So a call that a record
-serves is right: each question that `answer` asked of its tensors has the same answer.
+A function computes only by its `answer`. If a call's tensors are on a GPU, `answer` runs with shadows (shadow.py) and
+gives a record; if no record can be made, it runs with the tensors themselves. A record serves a call only if the call's
+tensors give the same answer to each question that `answer` asked, so its results are right.
 """
 
 from __future__ import annotations
@@ -27,61 +27,61 @@ from .shadow import Recording, Shadow, UnfitError, launching_into, target
 
 Key = tuple[object, ...]
 FREE_ROWS = (0,), ()
-"""The first size of a tensor may be another one in each call of a record."""
+"""The first size of a tensor may differ between calls of one record."""
 
 
 def never(tensors: Sequence[Tensor]) -> bool:
-    """Tell that no call must be checked for the sake of a gradient: whoever calls has asked, or there is none."""
+    """Give False: calls need no check for a gradient, because the caller has made it, or no gradient exists."""
     return False
 
 
 def requires_gradient(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a call with these has a gradient, which records know nothing of."""
+    """Tell whether a call with these tensors has a gradient, which records do not handle."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 @dataclass(eq=False)
 class Function:
-    """A public function, and who answers its calls: these have `operands`, tensors and pairs, and what was `said`."""
+    """A public function, and how calls are answered. A call has `operands`, tensors and pairs, and options, `said`."""
 
     answer: Callable[..., Any]
     """`(*operands, *said)`: checks and computes. It gives the results: tensors, tuples of them, or None."""
     as_operator: Callable[..., Any]
     """`(*operands, *said)`: passes a call to the operator of `torch.ops.deep_gemm` that computes it."""
     tensors: Callable[..., tuple[Tensor, ...]]
-    """`(*operands)`: gives all tensors among them, the written ones last."""
+    """`(*operands)`: gives all tensors among the operands, the written ones last."""
     wants_checks: Callable[[Sequence[Tensor]], bool] = requires_gradient
-    """Tells whether a call must be checked although a record serves it: for the sake of a gradient."""
+    """Tells whether a call must be checked for a gradient although a record serves it."""
     has_gradient: Callable[..., bool] = lambda *operands: False
-    """`(*operands)`: tells whether the operator must compute them, so that autograd sees it."""
+    """`(*operands)`: tells whether the operator must compute the call, so that autograd sees it."""
     free: Sequence[Free] = ()
-    """The sizes and strides of each tensor that calls of one record may have others of; none of further tensors."""
+    """The sizes and strides of each tensor that may differ between calls of one record; further tensors have none."""
     outputs: int = 0
-    """How many of the tensors, the last ones, are written: these share no memory with others."""
+    """Number of tensors, the last ones, that a call writes; they share no memory with other tensors."""
     numbers: int | None = None
-    """The last operand, if it has integers, which calls of one record may have others of."""
+    """Index of the last operand, if it holds integers, which may differ between calls of one record."""
 
 
 class Kept(Records):
-    """Records of a function's calls that say the same, and how results are put together."""
+    """Records of a function's calls with equal options, and the way to put results together."""
 
     def __init__(self, free: Sequence[Free], within: list[type], native: Any) -> None:
-        """`within`: the types of values in tuples that were said. 128.0 equals 128, and is a mistake."""
+        """`within`: the types of values in tuples of options: 128.0 equals 128, but is a caller's mistake."""
         super().__init__(free, native)
         self.within = within
         self.result: Callable[[Sequence[Tensor]], Any] = _nothing
         self.parts: tuple[Any, ...] | None = None
-        """Parts that replay.c answers calls by."""
+        """The parts that replay.c needs to answer calls."""
         self._tries: dict[Key, int] = {}
 
     def is_worth_a_try(self, name: Any) -> bool:
-        """Tell whether to record a call that none with this name serves: less and less often, if that was in vain."""
+        """Tell whether to record a call that no record with this name serves: after failures less and less often."""
         tries = self._tries.get(name, 0)
         put(self._tries, name, tries + 1, MOST_RECORDS)
         return (tries & (tries - 1)) == 0  # 0, 1, 2, 4, 8, ...
 
     def keep_with(self, result: Callable[[Sequence[Tensor]], Any], key: Any, record: Record, place: Any) -> None:
-        """Keep a record whose results are put together so, and try again soon for calls of another range."""
+        """Keep a record and the way to put its results together; try again soon for calls that it does not serve."""
         self.keep(key, record, place)
         self._tries.pop(key, None)
         self.result, self.parts = result, (self._kept, self._bits, self.within, result)
@@ -92,13 +92,13 @@ MOST_SAID = 4096
 
 
 class _Replay:
-    """The module of replay.c, if the newest records are its; None before there is any, and for records in Python."""
+    """The module of replay.c if it made the newest records; None for records in Python, and before the first record."""
 
     module: Any = None
 
 
 def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
-    """Answer a call: by the record of calls like it, else by the function, and record it."""
+    """Answer a call: replay the record of a similar call, or let the function answer and record it."""
     if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
         return function.as_operator(*operands, *said)
     tensors: tuple[Any, ...] = ()
@@ -121,7 +121,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         first = tensors[0]
         may_have_record = first.is_cuda and (type(first) is Tensor or not handles_operators(first))
     except (TypeError, ValueError, AttributeError, IndexError, UnfitError):
-        pass  # malformed: the checks say how
+        pass  # malformed: the checks below raise the right error
     if target() is not None:
         return function.answer(*operands, *said)
     refuse_transforms()
@@ -140,7 +140,7 @@ def _recalled(
     tensors: tuple[Any, ...],
     stated: tuple[int, ...],
 ) -> Any:
-    """Answer a call by a record of calls like it, as `answer` of replay.c does; else give NotImplemented."""
+    """Answer a call by a record of similar calls, as `answer` of replay.c does; without one give NotImplemented."""
     if not tensors[0].is_cuda:
         return NotImplemented
     kept = all_kept.get((function, said, *map(type, said), generation))
@@ -151,7 +151,7 @@ def _recalled(
 
 
 def _types_within(said: Key) -> list[type]:
-    """List the types of the values in tuples among what was said, but of None."""
+    """List the types of all values but None in the tuples of `said`."""
     found = []
     for each in said:
         if type(each) is tuple:
@@ -160,7 +160,7 @@ def _types_within(said: Key) -> list[type]:
 
 
 def _plain(function: Function, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Give a call's tensors without gradients, which records do not know, if nothing is lost by that."""
+    """Detach a call's tensors, since records handle no gradients, if the call needs no gradient."""
     if not torch.is_grad_enabled() or function.wants_checks(tensors) or not any(x.requires_grad for x in tensors):
         return tensors
     return tuple([x.detach() if x.requires_grad else x for x in tensors])
@@ -174,7 +174,7 @@ def answered(
     plain: tuple[Tensor, ...],
     stated: tuple[int, ...],
 ) -> Any:
-    """Answer a call of tensors on a GPU that no record serves, and record it. `plain` are they without gradients."""
+    """Answer a call of tensors on a GPU that no record serves, and record it. `plain`: tensors without gradients."""
     device = tensors[0].device
     if torch._C._cuda_getDevice() != tensors[0].get_device():
         with torch.cuda.device(device):
@@ -201,9 +201,9 @@ def answered(
 def recorded(
     function: Function, operands: tuple[Any, ...], said: Key, tensors: tuple[Tensor, ...], numbers: Sequence[int] = ()
 ) -> tuple[Any, Any]:
-    """Record a call, and give how its results are put together; None if there is no record of such calls.
+    """Record a call, and give the way to put its results together; None if such calls cannot be recorded.
 
-    An error is left to the call itself: it knows tensors, and names them.
+    An error is not raised here but by the call itself, which knows the tensors and names them.
     """
     if len({*map(id, tensors)}) < len(tensors):  # other calls give two tensors in the places of one given twice
         times, met = Counter(map(id, tensors)), set[int]()
@@ -237,7 +237,7 @@ def recorded(
 
 
 def _with(operand: Any, instead: Callable[[Tensor], Any]) -> Any:
-    """Put others in the place of tensors."""
+    """Replace each tensor of an operand by `instead(tensor)`."""
     if isinstance(operand, Tensor):
         return instead(operand)
     if isinstance(operand, (tuple, list)):
@@ -247,7 +247,7 @@ def _with(operand: Any, instead: Callable[[Tensor], Any]) -> Any:
 
 
 def _assembled(made: Any, leaves: list[Shadow]) -> Callable[[Sequence[Tensor]], Any] | None:
-    """List the tensors among results, and give the way to put results together of such a list; None for None."""
+    """List the tensors of results in `leaves`; give the way to put results together from such a list, None for None."""
     if isinstance(made, Shadow):
         place = len(leaves)
         leaves.append(made)
@@ -265,4 +265,4 @@ def _assembled(made: Any, leaves: list[Shadow]) -> Callable[[Sequence[Tensor]], 
 
 
 def _nothing(_: Sequence[Tensor]) -> None:
-    """Give the result of a call that has none."""
+    """Give None, the result of a call without results."""

@@ -56,11 +56,11 @@ class Config:
         return None
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so, in an order in which each rule has a meaning."""
+        """Yield (holds, rule) pairs for a configuration; a rule may rely on the ones before it."""
         return iter(())
 
     def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
+        """Say why the kernel cannot be built for this configuration; None if it can."""
         return next((f"needs {rule}" for holds, rule in self.rules() if not holds), None)
 
     def constants(self) -> dict[str, int | bool]:
@@ -68,7 +68,7 @@ class Config:
         return constants_of(self, *self.taken)
 
     def choices(self) -> Mapping[str, str]:
-        """Give the macros by which the source picks a file or a word."""
+        """Give the macros that make the source pick a file or a word."""
         return {}
 
     def header(self) -> str:
@@ -95,13 +95,13 @@ class CodePlan:
     shared_bytes: int
     """Dynamic shared memory of a launch."""
     qgmma: int = 0
-    """FP8 tensor core instructions: those of one k-block, because the k loop is neither unrolled nor peeled."""
+    """FP8 tensor core instructions of one k-block, because the k loop is neither unrolled nor peeled."""
     tma_loads: int = 0
     multicast_loads: int = 0
     """The part of `tma_loads` that writes to every CTA of a cluster."""
     tma_stores: int = 0
     tma_reduces: int = 0
-    """Stores that add to what lies in global memory."""
+    """Stores that add to numbers in global memory."""
     bulk_copies: int = 0
     """Copies from shared memory to addresses, or the other way."""
     hgmma: int = 0
@@ -124,7 +124,7 @@ C = TypeVar("C", bound=Config)
 
 
 class Kernel(Generic[C]):
-    """The kernel of <source>.cuh: how it is compiled, what its machine code consists of, and how it is launched.
+    """The kernel of <source>.cuh: its compilation, the plan of its machine code, and its launches.
 
     Its family states parameters and configurations, chooses one for a problem, fills in the parameters, and says how
     many CTAs it needs.
@@ -148,9 +148,9 @@ class Kernel(Generic[C]):
         - `params`: what a launch takes, for all configurations or each: the name of a struct of its source, or fields.
         - `lengths`: constants that the struct names as lengths of its arrays.
         - `configs`: gives every configuration that can be chosen.
-        - `name`: by which profilers and reports know it, if not by its source's.
-        - `code`: what its machine code must consist of; ordinary loads and stores, and `bulk_copies` between shared
-          memory and addresses, where it is left out.
+        - `name`: its name in profilers and reports, if it is not the source's.
+        - `code`: gives the plan of its machine code. If left out: ordinary loads and stores, and `bulk_copies` between
+          shared memory and addresses.
         - `more`: headers that are made for a configuration, such as `wgmma_shapes.cuh`.
         - `promotes`: partial sums are promoted by FFMAs, which old compilers leave in a slow order.
         """
@@ -161,7 +161,7 @@ class Kernel(Generic[C]):
         self._bulk_copies, self._promotes = bulk_copies, promotes
 
     def name_of(self, config: C) -> str:
-        """Give the name by which profilers know a configuration."""
+        """Give a configuration's name in profilers."""
         return config.kernel_name or self.kernel_name
 
     def params_of(self, config: C) -> Params:
@@ -196,7 +196,7 @@ class Kernel(Generic[C]):
         return jit.build(self.source, self.headers(config), name=name, passes=passes, config=config.name)
 
     def code_plan(self, config: C) -> CodePlan:
-        """Derive what the kernel's machine code must consist of."""
+        """Derive the plan that the kernel's machine code must meet."""
         if self._code is not None:
             return self._code(config)
         return CodePlan(
@@ -206,7 +206,7 @@ class Kernel(Generic[C]):
             ctas_per_sm=config.ctas_per_sm,
         )
 
-    @cache  # noqa: B019 - kernels are as many as sources, and stay
+    @cache  # noqa: B019 - each source has one kernel, which stays
     def loaded(self, config: C, device: int) -> driver.Kernel:
         """Get the kernel of a configuration on a device, compiled and loaded at first need."""
         return driver.Kernel(self.build(config), config.shared_bytes)
@@ -224,7 +224,7 @@ class Kernel(Generic[C]):
         return driver.clusters_at_once(self.loaded(config, device), config.num_threads, config.cluster_size) > 0
 
     def run(self, config: C, values: Mapping[str, Any], grid: Any, device: int, *, is_dependent: bool = False) -> None:
-        """Launch for a configuration on the current stream of this device; or into the record that is being made.
+        """Launch for a configuration on the current stream of this device; or add the launch to a record being made.
 
         `values` are the members of the parameters: numbers, tensors, `Mapped` and `Behind` these, None for no tensor,
         tuples for arrays, or bytes. `is_dependent` says that the kernel before is the package's own, and may still be

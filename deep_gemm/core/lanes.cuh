@@ -2,7 +2,7 @@
 #pragma once
 #include "ptx/warp.cuh"
 
-// The lowest of some lanes.
+// The lowest lane of a set.
 DEVICE uint32_t lowest(uint32_t lanes) { return ptx::popc((lanes & -lanes) - 1); }
 
 // The sum of this lane's value and of all values of lower lanes.

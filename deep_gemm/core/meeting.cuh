@@ -4,12 +4,12 @@
 //   blocks of this rank: stores --syncthreads--> count (acquire, release)
 //   the last to count:   epoch + 1 --release, system--> its flag on each rank;  waits for each rank's flag here (acquire)
 //
-// The stores of all blocks lie before the last count, and that before the flags, so who sees a flag sees the rows. What waits is
-// one block of a rank, never a grid: ranks that share a GPU cannot keep each other from running. The next kernel starts
-// when this one has ended, so these kernels do not let it start early.
+// The stores of all blocks come before the last count, and the last count before the flags, so a rank that sees a flag
+// sees the rows. Only one block of a rank waits, never its grid, so ranks that share a GPU cannot keep each other from
+// running. The next kernel starts when this one has ended, so these kernels do not let it start early.
 //
-// Flags hold epochs, numbers of calls, which a replayed graph counts too. A rank that waited too long says for whom in `error`,
-// and takes part in no later meeting: others may still read what it would write over.
+// Flags hold epochs: they number calls, including the calls of a replayed graph. A rank that waited too long names the
+// missing rank in `error` and joins no later meeting, since other ranks may still read memory that it would overwrite.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -27,19 +27,19 @@ struct Meeting {
   uint32_t rank, ranks;
 };
 
-// What the threads of a block tell each other.
+// Facts that thread 0 hands to the threads of its block.
 struct MeetingStorage {
   uint32_t is_last, epoch;
 };
 
-// Whether all have come to every meeting so far.
+// Whether all ranks came to every meeting before this one.
 DEVICE bool is_whole(const Meeting& m) { return ptx::ld_global_b32(m.error) == 0; }
 
 DEVICE uint32_t* flag_of(const Meeting& m, uint32_t at, uint32_t of) {
   return reinterpret_cast<uint32_t*>(m.rooms[at] + m.flags) + of;
 }
 
-// All threads of all blocks come here once, after all that they write and read in rooms.
+// All threads of all blocks call this once, after all their writes and reads in rooms.
 DEVICE void meet(const Meeting& m, MeetingStorage& shared) {
   const uint32_t thread = ptx::thread_index();
   ptx::syncthreads();

@@ -15,11 +15,11 @@ from .params import Params
 MAX_RANKS = 8
 """Ranks of a node: `kMaxRanks` of core/meeting.cuh."""
 MAX_ROW_BYTES = 32768
-"""Bytes of a row in a room: gather_rows has room for as many scales in shared memory."""
+"""The most bytes of a row in a room: gather_rows has shared memory for the scales of such a row."""
 STORAGE_BYTES = 8
 """Size of `MeetingStorage`."""
 STATE_WORDS = 5
-"""Words of a rank's own: for each way its epoch and the count of its blocks, and whom it missed."""
+"""Words of a rank's own: for each way its epoch and the count of its blocks, and the rank that it missed."""
 ERROR_WORD = STATE_WORDS - 1
 
 
@@ -47,7 +47,7 @@ class Room:
 
     @property
     def slots(self) -> int:
-        """Slots for tokens: of each rank as many."""
+        """Slots for tokens, equally many for each rank."""
         return self.ranks * self.max_tokens
 
     @property
@@ -72,7 +72,7 @@ class Room:
 
     @property
     def results(self) -> int:
-        """BF16: what each expert of this rank's tokens gave, wherever the expert is."""
+        """BF16: the results of all experts for this rank's tokens, wherever the experts are."""
         return align(self.ids + self.slots * self.topk * WORD_BYTES, ADDRESS_ALIGNMENT)
 
     @property
@@ -86,7 +86,7 @@ class Room:
         return self.flags + len(Way) * MAX_RANKS * WORD_BYTES
 
     def why_impossible(self) -> str | None:
-        """Say what a caller must change; None if there can be such a room."""
+        """Give the reason why such a room is impossible; None if it is possible."""
         if self.ranks > MAX_RANKS:
             return f"expected at most {MAX_RANKS} processes, all of one node, got {self.ranks}"
         if self.row_bytes > MAX_ROW_BYTES:
@@ -96,7 +96,7 @@ class Room:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A rank among those of its node: where the room of each is, as this rank's GPU addresses it."""
+    """A rank of a node, with the addresses of all ranks' rooms as this rank's GPU sees them."""
 
     room: Room
     addresses: tuple[int, ...]
@@ -104,7 +104,7 @@ class Node:
     state: Tensor
     """int32 `[STATE_WORDS]` on the GPU, zeros before the first call."""
     experts: int
-    """How many there are on each rank."""
+    """Experts on each rank."""
     report: Tensor
     """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
     limit: int

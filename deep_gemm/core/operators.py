@@ -1,4 +1,4 @@
-"""Make an operator: of a schema, of what computes it, and of what stands for that where tensors are fake."""
+"""Make an operator of a schema, a function that computes it, and a function that replaces it for fake tensors."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def register_at_need(module: str) -> None:
     registered: Any = type(namespace)
 
     class Operators(registered):  # type: ignore[misc]
-        __module__ = registered.__module__  # by which torch names an operator in a program that it saves
+        __module__ = registered.__module__  # torch uses it to name an operator in a saved program
 
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("__"):
-                import_module(module)  # the thread that is importing it already gets what is registered so far
-            # A second packet of this name would be another key, by which torch counts operations.
+                import_module(module)  # a thread already inside this import sees only the operators made until then
+            # Returns the same packet each time, because torch counts operations by packet.
             return vars(self).get(name) or super().__getattr__(name)
 
         def __dir__(self) -> list[str]:
@@ -89,13 +89,13 @@ def operators(
     has_gradients: bool = False,
     flops: Flops = None,
 ) -> None:
-    """Make an operator whose kernels take all arguments by name, also those left out; of `<>` in a schema make two.
+    """Make an operator whose kernels get all arguments by name, even left-out ones; a schema with `<>` makes two.
 
-    `f(Tensor x<, Tensor(d!) d>) -> Tensor` is `f`, which gives D, and `f.into`, which writes a caller's. Kernels of
-    the first get `d=None`. An operand `x` and its scales `sfx` come as a pair, or as `x` alone if `sfx` is
-    None, lists as tuples; `adds_to_d` says that C is D, which could not be passed as C: D is written, and C is not.
-    `passes`: an expression of what kernels take instead, such as `a, b, d, c, (recipes,)`, where `recipes` are those
-    that one `recipe` says.
+    `f(Tensor x<, Tensor(d!) d>) -> Tensor` is `f`, which gives D, and `f.into`, which writes a caller's D. Kernels of
+    `f` get `d=None`. Kernels get an operand `x` and its scales `sfx` as a pair, or `x` alone if `sfx` is None, and
+    lists as tuples. `adds_to_d` says that C is D, which could not be passed as C: D is written, and C is not.
+    `passes`: an expression of the arguments that kernels get instead, such as `a, b, d, c, (recipes,)`, where `recipes`
+    are the three that one `recipe` stands for.
     """
     whole = re.sub(r"<(.*?)>", r"\1", schema)
     alone = re.sub(r"<(.*?)>", "", schema)
@@ -108,15 +108,15 @@ def operators(
     if whole != alone:
         into = whole.replace("(", ".into(", 1).rsplit(" -> ", maxsplit=1)[0] + " -> ()"
         operator(into, taking(into, real), taking(into, fake), tags)
-    _register_flops(alone, flops)  # behind all overloads: with each torch makes another packet
+    _register_flops(alone, flops)  # after all overloads, since torch makes a new packet with each
 
 
 DECLARED: list[Callable[[], None]] = []
-"""Make the operators that stand beside their functions, when deep_gemm/ops.py makes all others."""
+"""Functions that make the operators declared beside their functions; deep_gemm/ops.py calls them."""
 
 
 def declared(schema: str, real: Kernel, fake: Kernel, make: Callable[..., None] = operators, **more: Any) -> Kernel:
-    """Declare what `operators`, or `operator`, is to make of this; give what passes a call on to it as it is."""
+    """Declare an operator that `make` makes later; give a function that passes a call on to it unchanged."""
     DECLARED.append(partial(make, schema, real, fake, **more))
     name = schema.partition("(")[0]
     return lambda *given: getattr(torch.ops.deep_gemm, name).default(*given)
@@ -125,8 +125,8 @@ def declared(schema: str, real: Kernel, fake: Kernel, make: Callable[..., None] 
 def _taking(all_names: list[str], passes: str, schema: str, kernel: Kernel) -> Kernel:
     """Compile `lambda a, sfa, d, c=None, *, adds_to_d=False: kernel(a=(a, sfa), d=d, c=c_of(d, c, adds_to_d))`.
 
-    A graph that was compiled calls it each time, so nothing is looked up. Defaults stand there because torch leaves out
-    what equals them.
+    A compiled graph calls it each time, so nothing is looked up. The lambda has defaults because torch leaves out
+    arguments that equal them.
     """
     arguments = torch._C.parse_schema(schema).arguments
     lists = {x.name for x in arguments if "List" in str(x.type)}
@@ -159,12 +159,12 @@ def _c_of(d: Any, c: Any, adds_to_d: bool) -> Any:
 
 
 def gradients(name: str, backward: Kernel, keep: Kernel) -> None:
-    """Give the formula for the gradients of an operator, and what forward keeps for it."""
+    """Register the formula for an operator's gradients, and the function that keeps forward's tensors for it."""
     library.register_autograd(f"deep_gemm::{name}", backward, setup_context=keep, lib=LIBRARY)
 
 
 def _register_flops(name: str, flops: Flops) -> None:
-    """Let torch count the operations of all overloads, which it takes for one: `into` is the one that gives nothing."""
+    """Let torch count the operations of all overloads, which share one formula. `into` is the one without results."""
     if flops is None:
         return
     from torch.utils import flop_counter  # which loads Triton

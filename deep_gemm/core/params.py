@@ -1,8 +1,8 @@
 """The parameters of each kernel: a struct, whose members are stated in the kernel's source alone.
 
-`Params.of_source` reads them there. They give the bytes that a launch hands over (`pack`), the places that a plan
-writes anew (`offset`), and the header by which the source asserts that the compiler lays the struct out the
-same way (`layout_header`). The simulator runs the very bytes that are packed here.
+`Params.of_source` reads them there. They give the bytes that a launch hands over (`pack`), the offsets of the
+members that a record writes anew (`offset`), and a header that makes the source assert that the compiler lays the
+struct out in the same way (`layout_header`). The simulator runs the very bytes that are packed here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Kind(Enum):
 
 
 class Field(NamedTuple):
-    """A member of a struct; `length` of them in a row."""
+    """A member of a struct: one number or map, or an array of `length`."""
 
     name: str
     kind: Kind
@@ -41,7 +41,7 @@ class Field(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of the member."""
         return self.kind.size * self.length
 
     @property
@@ -138,11 +138,11 @@ class Params:
 
     @property
     def header_name(self) -> str:
-        """Name by which a source includes `layout_header`: "cast_params_layout.cuh" for `CastParams`."""
+        """Name of `layout_header` in a source's includes: "cast_params_layout.cuh" for `CastParams`."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.struct_name).lower() + "_layout.cuh"
 
     def offset(self, name: str) -> int:
-        """Byte of a member."""
+        """Give the byte where a member begins."""
         return self._offsets[name]
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
@@ -162,7 +162,7 @@ class Params:
         return self._whole.pack(*[values[name] for name in self._members])
 
     def layout_header(self) -> str:
-        """Text by which a source asserts that the compiler lays the struct out as `pack` does."""
+        """Give a header that asserts that the compiler lays the struct out as `pack` does."""
         asserts = [
             f'static_assert(OFFSET_OF({self.struct_name}, {name}) == {at}, "{self.struct_name}.{name}: '
             f'core/params.py has it at byte {at}");'

@@ -1,6 +1,6 @@
 """The record of a call: what the call was like, and the launches that answer it, as data.
 
-shadow.py makes records; replay.py replays them, and defines what a record means; replay.c does the same faster.
+shadow.py makes records; replay.py replays them, and defines their meaning; replay.c does the same faster.
 """
 
 from __future__ import annotations

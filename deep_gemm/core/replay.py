@@ -1,4 +1,4 @@
-"""Replay records. This code defines what a record means, and runs where replay.c was not built.
+"""Replay records. This code defines the meaning of a record, and runs where replay.c was not built.
 
 A replay looks at nothing but sizes, strides, types, devices and addresses, keeps no tensor, and never reads elements.
 """
@@ -41,10 +41,10 @@ Key = Any
 None for tensors that no record knows.
 """
 Free = tuple[Sequence[int], Sequence[int]]
-"""Dimensions of a tensor whose sizes, and whose strides, may be others."""
+"""Dimensions of a tensor whose sizes, and dimensions whose strides, may differ between calls."""
 FIXED: Free = (), ()
 SOME_ADDRESS = 1 << 40
-"""The address in maps that are encoded before theirs is known."""
+"""The address in maps that are encoded before their own address is known."""
 MOST_RECORDS, MOST_ALIKE = 4096, 64
 _PUTTING = Lock()
 
@@ -89,7 +89,7 @@ def _native() -> tuple[Any, str]:
 
 
 class Records:
-    """Records of a function's calls that say the same besides their tensors. The oldest go if there are too many."""
+    """Records of a function's calls that differ in their tensors only. The oldest are dropped if there are too many."""
 
     def __init__(self, free: Sequence[Free], native: Any = None) -> None:
         """`native` is replay.c's module, or None to replay in Python."""
@@ -106,7 +106,7 @@ class Records:
         return sum(map(len, self._kept.values()))
 
     def name(self, tensors: tuple[Any, ...], stated: tuple[int, ...] = ()) -> Key:
-        """Give the key under which records of a call are kept."""
+        """Give the key of a call's records."""
         if self._native is not None:
             return self._native.name(self._bits, tensors, stated)
         exact = exact_key_of(tensors, stated)
@@ -115,7 +115,7 @@ class Records:
     def _recall(self, tensors: tuple[Any, ...], stated: tuple[int, ...] = ()) -> Any:
         """Replay the first record that serves these tensors: its results, or NotImplemented.
 
-        `stated`: integers of the caller, which may be others in each call.
+        `stated`: integers of the caller, which may differ between calls.
         """
         exact = exact_key_of(tensors, stated)
         ready = None if exact is None else self._ready.get(exact) or self._find(exact, tensors, stated)
@@ -124,9 +124,9 @@ class Records:
         return replay(ready[0], tensors, ready[1], tensors[0].device, ready[2])
 
     def _find(self, exact: Key, tensors: Sequence[Tensor], stated: tuple[int, ...]) -> Any:
-        """Find the first record that serves tensors that lie so, and prepare its launches for such tensors."""
+        """Find the first record that serves tensors of this layout, and prepare its launches for the layout."""
         for record in self._kept.get((key_of(exact[1:], self._free), len(stated)), ()):
-            values = computed(record, tensors, stated)  # the key says that they lie as the record wants
+            values = computed(record, tensors, stated)  # the key has checked the fixed part of the layout
             if values is not None:
                 launches = [Ready.of(launch, values) for launch in record.launches]
                 found = record, values, launches, spans_of(exact) if record.outputs else []
@@ -148,7 +148,7 @@ def bits_of(free: tuple[Free, ...]) -> bytes:
 
 
 def put(kept: dict[Key, Any], key: Key, value: Any, most: int) -> None:
-    """Keep a value; the oldest goes if there are too many. Threads may do so at a time."""
+    """Keep a value, and drop the oldest if there are too many. Several threads may call this at once."""
     with _PUTTING:
         if key not in kept and len(kept) >= most:
             del kept[next(iter(kept))]
@@ -156,7 +156,7 @@ def put(kept: dict[Key, Any], key: Key, value: Any, most: int) -> None:
 
 
 def exact_key_of(tensors: Sequence[Any], stated: Sequence[int] = ()) -> Key:
-    """Give how tensors lie that records may know; None for others."""
+    """Give the layout of tensors; None for tensors that records do not handle."""
     found: list[Any] = [tuple(stated)]
     if any(type(x) is not int for x in stated):
         return None
@@ -170,7 +170,7 @@ def exact_key_of(tensors: Sequence[Any], stated: Sequence[int] = ()) -> Key:
 
 
 def key_of(exact: Key, free: Sequence[Free]) -> Key:
-    """Give the part of how tensors lie that is not free."""
+    """Give the part of a layout that is fixed in a record."""
     return tuple(
         (dtype, device, behind, *_but(sizes, free_sizes), *_but(strides, free_strides))
         for (dtype, device, behind, sizes, strides), (free_sizes, free_strides) in zip(exact, free, strict=False)
@@ -207,7 +207,7 @@ def spans_of(exact: Key) -> list[int]:
 
 
 def are_apart(tensors: Sequence[Tensor], outputs: int, spans: Sequence[int] = ()) -> bool:
-    """Tell whether the last tensors share no memory with each other or the rest; `spans`: bytes that each reaches."""
+    """Tell whether the last tensors share no memory with each other or the rest; `spans`: bytes of each tensor."""
     if not outputs:
         return True
     if not spans:
@@ -230,13 +230,13 @@ class Ready(NamedTuple):
     params: bytes
     grid: int
     words: Sequence[tuple[int, From, int, int]]
-    """Place among 64-bit words, and an address: what it counts from, and bytes behind that."""
+    """For each address: its place among 64-bit words, its base, and the bytes behind the base."""
     maps: Sequence[tuple[int, TensorMap, From, int, int]]
-    """Maps that this driver cannot move by their first word: byte, map, and where it begins."""
+    """Maps that this driver cannot move by their first word: byte, map, base, and bytes behind the base."""
 
     @classmethod
     def of(cls, launch: Launch, values: Sequence[int]) -> Ready:
-        """Write a record's numbers, and maps that begin somewhere, into the parameters of a launch."""
+        """Write a record's numbers, and maps with a made-up address, into the parameters of a launch."""
         params, launcher = bytearray(launch.params), launch.kernel
         words, maps, keeps = [], [], launcher.keeps_addresses()
         for place, size, number, address in launch.words:
@@ -283,7 +283,7 @@ def replay(
 
 
 def start(ready: Ready, beginnings: Sequence[Sequence[int]], device: int) -> None:
-    """Launch with operands that begin there, on the current stream of the current device, which is `device`."""
+    """Launch with operands at these beginnings, on the current stream of the current device, which is `device`."""
     launcher = ready.launcher
     with launcher.lock:
         launcher.hold(ready.params, ready.grid)

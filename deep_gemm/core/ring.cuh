@@ -16,7 +16,7 @@ struct Ring {
   uint64_t full[kNumStages];
   uint64_t empty[kNumStages];
 
-  // `more_arrivals`: of those who finish what has landed before it is full.
+  // `more_arrivals`: arrivals of the warps that finish a slot's data after it landed and before the slot is full.
   DEVICE void init(uint32_t more_arrivals = 0) {
     for (uint32_t stage = 0; stage < kNumStages; ++stage) {
       ptx::mbarrier_init(&full[stage], kFullArrivals + more_arrivals);

@@ -1,4 +1,4 @@
-"""Settings: those of the environment, read once, and those that a program sets while it runs."""
+"""Settings of the environment, read once, and settings that a program chooses while it runs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Settings:
     """Directories of compiled kernels, `DG_JIT_CACHE_DIR` or the older `DG_CACHE_DIR`: several are separated as in
     PATH. The first that can be written is written; all are read."""
     jit_cache_limit_mb: int
-    """`DG_JIT_CACHE_LIMIT_MB`: megabytes of kernels from which on those used least recently are removed."""
+    """`DG_JIT_CACHE_LIMIT_MB`: if kernels take more megabytes, the least recently used ones are removed."""
     jit_debug: bool
-    """`DG_JIT_DEBUG`: print what is compiled, with which options, and what the compiler said."""
+    """`DG_JIT_DEBUG`: print each compiled kernel, the options, and the compiler's messages."""
     jit_strict: bool
     """`DG_JIT_STRICT`: a kernel that spills, needs a stack frame or draws a WGMMA note from ptxas is an error."""
     jit_dump_ptx: bool
@@ -254,8 +254,8 @@ def use_deterministic_algorithms(enabled: bool) -> None:
     """Choose whether BF16 products must give the same bits each time, and a row's bits whatever m is. They do, unless
     False is set.
 
-    False lets them run what is faster; today that is the same kernels. `set_batch_invariant(True)` asks the same of
-    them whatever is set here. FP8 products and casts, and all else here, give the same bits each time in any case.
+    False allows faster kernels; today the kernels are the same. `set_batch_invariant(True)` asks for the same bits
+    whatever is set here. FP8 products and casts, and all else here, give the same bits each time in any case.
     """
     in_force.change(deterministic_algorithms=_truth_value(enabled))
 
@@ -266,7 +266,7 @@ def get_deterministic_algorithms() -> bool:
 
 
 def set_compile_mode(mode: int) -> None:
-    """Set 1 to make calls compile what they need and compute nothing (to warm up a cache), 0 for ordinary calls."""
+    """Set 1 to make calls compile their kernels and compute nothing (to warm up a cache), 0 for ordinary calls."""
     in_force.change(compile_mode=_integer_in_range("mode", mode, 0, 1))
 
 

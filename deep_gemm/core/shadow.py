@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class UnfitError(Exception):
-    """A call has no record: it takes more than launches of kernels for tensors whose shapes are known."""
+    """A call cannot be recorded: it needs more than launches of kernels for tensors of known shapes."""
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class Room:
     bytes: Any
     first: int = -1
     last: int = -1
-    """The launches that use it."""
+    """The first and the last launch that use the room."""
 
 
 class Mapped(NamedTuple):
@@ -73,7 +73,7 @@ class Behind(NamedTuple):
 
 
 class Target(Protocol):
-    """A place that code launches kernels into instead of a GPU's stream, and gets memory from."""
+    """A place that takes launches instead of a GPU's stream, and that gives memory."""
 
     def launch(
         self, kernel: Any, config: Any, values: Mapping[str, Any], grid: Any, device: int, is_dependent: bool
@@ -91,7 +91,7 @@ class _Now(threading.local):
 _NOW = _Now()
 ROOM_ALIGNMENT = 256
 SOMEWHERE = 1 << 52
-"""The place where rooms seem to be while a call is recorded: apart from all tensors, and from each other."""
+"""The made-up address of rooms while a call is recorded: apart from all tensors, and from each other."""
 
 
 def target() -> Target | None:
@@ -200,12 +200,12 @@ class Recording:
                 step = size * step
         shadow = Shadow(self, tuple(shape), tuple(strides), dtype, (From.SCRATCH, len(self.rooms)), 0)
         shadow.at = SOMEWHERE * (1 + len(self.rooms))
-        is_empty = any(size == 0 for size in shape)  # a condition: it has other bytes
+        is_empty = any(size == 0 for size in shape)  # a condition: an empty room has no bytes
         self.rooms.append(Room(shadow.shape, shadow.strides, dtype, 0 if is_empty else shadow.span()))
         return shadow
 
     def address(self, x: Any, before: Any = 0) -> Address:
-        """Give where a shadow begins, or `before` bytes ahead of that."""
+        """Give the address of a shadow, or `before` bytes ahead of it."""
         if not isinstance(x, Shadow):
             raise UnfitError("a tensor that the record does not know")
         if x.base[0] is From.SCRATCH:
@@ -251,7 +251,7 @@ class Recording:
         self.launches.append(Launch(launcher, self.index(grid), params.pack(packed), tuple(words), tuple(encoded)))
 
     def record(self, results: Sequence[Shadow]) -> Record:
-        """Give the record of a call that returns these, each of a room of its own."""
+        """Give the record of a call that returns these results, each in a room of its own."""
         made: list[Made] = []
         places: dict[int, Address] = {}
         for x in results:
@@ -437,7 +437,7 @@ class Shape(tuple[Any, ...]):
 
 
 class Shadow:
-    """A tensor of a call that is being recorded: all but its elements. What torch computes of elements is refused."""
+    """A tensor of a call that is being recorded: all but its elements. Operations of torch on elements are refused."""
 
     is_cuda, is_cpu, is_meta, requires_grad = True, False, False, False
     layout = torch.strided
@@ -471,7 +471,7 @@ class Shadow:
 
     @property
     def device(self) -> torch.device:
-        """The device that it is on."""
+        """The tensor's device."""
         return self.of.place
 
     def get_device(self) -> int:
@@ -479,7 +479,7 @@ class Shadow:
         return -1 if self.of.place.index is None else self.of.place.index
 
     def data_ptr(self) -> int:
-        """Give the address in this call: what is asked of it must follow from its last four bits."""
+        """Give the address in this call: only conditions on its last four bits may depend on it."""
         return self.at
 
     def stride(self, dimension: int | None = None) -> Any:
@@ -498,11 +498,11 @@ class Shadow:
         return self.dtype.itemsize
 
     def is_floating_point(self) -> bool:
-        """Tell whether elements are."""
+        """Tell whether elements are floating-point numbers."""
         return self.dtype.is_floating_point
 
     def is_inference(self) -> bool:
-        """Nothing is asked of a shadow that inference tensors lack."""
+        """Give False: a shadow needs nothing that inference tensors lack."""
         return False
 
     def numel(self) -> Any:

@@ -19,12 +19,12 @@ _GENERATED_LINE = re.compile(
 
 @cache
 def cuda_sources() -> dict[str, str]:
-    """Every source of the package, by the name by which others include it: its path in the folder of its family."""
+    """Read every source of the package. The keys are the names to include: paths in the folder of a family."""
     return {include_name(path): path.read_text() for path in sorted(PACKAGE.rglob("*.cuh"), key=include_name)}
 
 
 def include_name(path: Path) -> str:
-    """Give the name by which sources include this one: "work/dense.cuh" for gemm/work/dense.cuh."""
+    """Give the name to include this source: "work/dense.cuh" for gemm/work/dense.cuh."""
     return "/".join(path.relative_to(PACKAGE).parts[1:])
 
 

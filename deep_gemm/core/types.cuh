@@ -1,4 +1,4 @@
-// What every source uses.
+// Types and helpers that every source uses.
 #pragma once
 #include "ptx/platform.cuh"
 
@@ -8,7 +8,7 @@ DEVICE_CONSTEXPR uint32_t greatest_common_divisor(uint32_t x, uint32_t y) {
   return y == 0 ? x : greatest_common_divisor(y, x % y);
 }
 
-// A part of `count` blocks that are dealt to `parts` as evenly as can be, earlier parts being the longer ones.
+// A part of `count` blocks, which are dealt to `parts` as evenly as possible; earlier parts are the longer ones.
 struct Part {
   uint32_t first, count;
 

@@ -1,4 +1,4 @@
-"""The indexer of sparse attention: logits by which each token chooses the keys that it attends to."""
+"""The indexer of sparse attention: its logits tell each token which keys to attend to."""
 
 from .api import (
     fp8_fp4_mqa_logits,

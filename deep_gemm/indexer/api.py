@@ -29,25 +29,25 @@ def fp8_mqa_logits(
     max_seqlen_k: int = 0,
     schedule_meta: None = None,
 ) -> Request:
-    """Score the keys of each token's range: FP32 logits, by which the indexer chooses the keys to attend to.
+    """Score the keys of each token's range: FP32 logits that tell the indexer which keys to choose.
 
     ``logits[i, j] = sf[j] * sum over heads h of max(0, q[i, h] . kv[j]) * weights[i, h]``
 
     - `q`: FP8 `[tokens, heads, depth]`, heads a multiple of 8 up to 128, depth 32, 64 or 128.
     - `kv`: FP8 `[keys, depth]` and FP32 scales `[keys]`, one for each key.
     - `weights`: FP32 `[tokens, heads]`. The scale of a query, and a softmax scale, belong in here.
-    - `cu_seq_len_k_start`, `cu_seq_len_k_end`: int32 `[tokens]`. Token i has the keys start <= j < end, of those that
-      there are; none if end <= start.
-    - `max_seqlen_k`: 0, or the columns of compressed rows: `logits[i, j - start[i]]`, where what is behind a range is
-      undefined.
-    - `clean_logits`: what is outside of a range is -inf; else it is undefined. None means True, and False in compressed
-      rows, where it cannot be True.
+    - `cu_seq_len_k_start`, `cu_seq_len_k_end`: int32 `[tokens]`. Token i has the keys start <= j < end, cut off to
+      0..keys; none if end <= start.
+    - `max_seqlen_k`: 0, or the columns of compressed rows: `logits[i, j - start[i]]`, undefined behind the end of
+      a range.
+    - `clean_logits`: logits outside of a range are -inf; else they are undefined. None means True, and False in
+      compressed rows, where it cannot be True.
 
-    Releases differ in the order of these two by position, so their types tell them apart: a bool is `clean_logits`, an
-    integer `max_seqlen_k`.
+    Releases differ in the order of the last two by position, so their types tell them apart: a bool is `clean_logits`,
+    an integer `max_seqlen_k`.
 
-    The result is a view of rows that have room for more, so it is not contiguous. Sums have one order, so the bits are
-    the same each time.
+    The result is a view of longer rows, so it is not contiguous. Sums have one order, so the bits are the same each
+    time.
 
     >>> q, k = (torch.ones(*shape, dtype=torch.float8_e4m3fn) for shape in ((2, 8, 32), (3, 32)))
     >>> start, end = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
@@ -123,8 +123,8 @@ def fp8_paged_mqa_logits(
     - `clean_logits`: must be False. Logits behind a context are undefined.
     - `indices`: must be None. Releases differ in whether it or `clean_logits` comes first by position; either may.
 
-    The result is a view of rows that have room for more, so it is not contiguous. Sums have one order, so the bits are
-    the same each time.
+    The result is a view of longer rows, so it is not contiguous. Sums have one order, so the bits are the same each
+    time.
     """
     nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
     operands = q, kv_cache, weights, context_lens, block_table, schedule_meta

@@ -20,7 +20,7 @@ LOGITS_TYPES = (torch.float32, torch.bfloat16)
 ROW_BYTES = 1024
 """Rows of logits begin at multiples of this."""
 ROOM = 256
-"""Keys for which a row has room behind those that the caller sees. A kernel may write there."""
+"""Extra keys at the end of each row of logits, which the caller does not see and a kernel may write."""
 NUMBER_LIMIT = 1 << 31
 """TMA counts rows with signed numbers of 32 bits."""
 MAX_NEXT_N, MAX_COLUMNS = 4, 256
@@ -118,7 +118,7 @@ def paged_logits_problem(
     sizes: checks.Sizes = {}
     queries(q, ("sequences", "next_n", "heads", "depth"), sizes)
     _sizes_of_pages(sizes)
-    # Not while torch traces, for which this would be a guard on the size of a batch.
+    # Skipped while torch traces, where this check would become a guard on the size of a batch.
     if has_memory(q) and q.numel() >= NUMBER_LIMIT * sizes["depth"]:
         raise ValueError(f"q: expected sequences x next_n x heads below 2^31, got shape {tuple(q.shape)}")
     sequences, next_n, depth = sizes["sequences"], sizes["next_n"], sizes["depth"]
@@ -212,7 +212,7 @@ def weights_of_heads(weights: Tensor, tokens: int, heads: int) -> None:
 
 
 def type_of_logits(dtype: torch.dtype) -> None:
-    """Check in which type logits are asked for."""
+    """Check the type of logits that a caller asks for."""
     if dtype not in LOGITS_TYPES:
         raise ValueError(f"logits_dtype: expected {' or '.join(map(str, LOGITS_TYPES))}, got {dtype}")
 
@@ -232,7 +232,7 @@ def _sizes(q: Tensor, sizes: checks.Sizes) -> None:
         )
     if depth not in DEPTHS:
         raise NotImplementedError(f"q: expected a depth of {', '.join(map(str, DEPTHS))}, got {depth}")
-    # Not while torch traces, for which this would be a guard on the number of tokens.
+    # Skipped while torch traces, where this check would become a guard on the number of tokens.
     if has_memory(q) and (sizes["tokens"] * heads >= NUMBER_LIMIT or sizes["keys"] >= NUMBER_LIMIT - ROOM):
         raise ValueError(
             f"q: expected tokens x heads and keys below 2^31, got {sizes['tokens']} x {heads} and {sizes['keys']}"
@@ -240,7 +240,7 @@ def _sizes(q: Tensor, sizes: checks.Sizes) -> None:
 
 
 def block_stride(cache: Tensor) -> int:
-    """Bytes from block to block of a cache. One alone has any stride."""
+    """Give the bytes from block to block of a cache. A single block may have any stride, which is ignored."""
     return cache.stride(0) if cache.shape[0] > 1 else cache.shape[1] * cache.shape[3]
 
 
@@ -291,7 +291,7 @@ def _contexts(contexts: Tensor, sequences: int, next_n: int) -> None:
 
 
 def _entries(table: Tensor, contexts: Tensor, most: int, page: int, blocks: int) -> None:
-    """Check the entries of the pages that the contexts reach, up to `most` keys. Those behind may be anything."""
+    """Check the entries of the pages that the contexts reach, up to `most` keys. Later entries may be anything."""
     if contexts.numel() == 0 or blocks == 0:
         return
     longest = contexts.reshape(len(contexts), -1).amax(1).clamp(0, most)

@@ -15,7 +15,7 @@ from .check import DEPTHS, HEADS, MAX_COLUMNS, MAX_NEXT_N, PAGES, SEGMENT_KEYS
 UNIT_COLUMNS = 128
 """Most columns of a unit, tokens x heads: one WGMMA. With more, the accumulators of two units would not fit."""
 SLOTS = 2
-"""Tiles of tokens in shared memory: one is worked on, one is loaded."""
+"""Tiles of tokens in shared memory: math warps work on one while the other is loaded."""
 MATH_WARPGROUPS = 2
 MATH_THREADS = MATH_WARPGROUPS * WARPGROUP_THREADS
 NUM_THREADS = MATH_THREADS + WARPGROUP_THREADS
@@ -26,16 +26,16 @@ PRODUCER_REGISTERS = 40
 OTHER_REGISTERS = 40
 """A math thread's registers besides accumulators and weights: addresses, counters, sums."""
 LAUNCH_REGISTERS = REGISTERS_PER_SM // NUM_THREADS // 8 * 8
-"""Registers of each thread before any gives up some."""
+"""Registers of each thread at launch, before roles move registers."""
 MATH_REGISTERS = (LAUNCH_REGISTERS * NUM_THREADS - PRODUCER_REGISTERS * WARPGROUP_THREADS) // MATH_THREADS // 8 * 8
 """Registers of a math thread: a share of the registers that the producer leaves, in eights."""
 FILL_KEYS = 256
-"""Keys of a piece of a row that is filled. Rows have room for as many more than the caller sees."""
+"""Keys of a piece of a row that is filled. Rows have this much extra room, which the caller does not see."""
 BYTES_AHEAD = 5 * 128 * 132
-"""Bytes of keys in pages that a CTA asks for ahead. With more, SMs share the bandwidth unequally, and one ends late."""
+"""Bytes of keys in pages that a CTA loads ahead. With more, SMs share the bandwidth unequally, and one ends late."""
 USUAL_HEADS, USUAL_DEPTH = (32, 64), 128
 USUAL_PAGE = 64
-"""Sizes of models that exist."""
+"""Sizes of existing models."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class InRows:
     """Keys that lie one behind another; each token has a range of them."""
 
     run_blocks: ClassVar = 4
-    """Blocks of keys that are worked on in a straight line, one's products beside the other's sums."""
+    """Blocks of keys in a run: the products of one overlap with the sums of the one before."""
     always_moves_registers: ClassVar = True
     share_bytes: ClassVar = 8 * (NUM_THREADS // 32) + 16
     """Size of `ShareStorage` in indexer/logits/shares.cuh."""
@@ -58,19 +58,19 @@ class InRows:
         return f"{size} {dtype}" + " compressed" * self.is_compressed + " clean" * self.is_clean
 
     def units(self, heads: int) -> int:
-        """Units of a tile: one is reduced while the tensor cores work on the other."""
+        """Count units of a tile: one is reduced while the tensor cores work on the other."""
         return 2
 
     def tokens(self, heads: int) -> int:
-        """Tokens of a tile: its units have a column for each head of a token."""
+        """Count tokens of a tile: its units have a column for each head of a token."""
         return self.units(heads) * (UNIT_COLUMNS // heads)
 
     def most_stages(self, slot_bytes: int) -> int:
-        """Blocks of keys that are loaded ahead at most."""
+        """Give the most blocks of keys that are loaded ahead."""
         return 8
 
     def rules(self, heads: int) -> Iterator[tuple[bool, str]]:
-        """State what must hold besides what holds of all keys."""
+        """Yield the (holds, rule) pairs that only these keys have."""
         yield not (self.is_compressed and self.is_clean), "rows that are compressed or clean, not both"
 
     def constants(self) -> dict[str, int | bool]:
@@ -80,7 +80,7 @@ class InRows:
 
 @dataclass(frozen=True)
 class InPages:
-    """Keys in pages of a cache; the tokens of a sequence have those below their contexts."""
+    """Keys in pages of a cache; each token of a sequence has the keys below its context."""
 
     run_blocks: ClassVar = 2
     always_moves_registers: ClassVar = False
@@ -103,11 +103,11 @@ class InPages:
         return align(self.next_n, self.units(heads))
 
     def most_stages(self, slot_bytes: int) -> int:
-        """Blocks of keys that are asked for ahead at most."""
+        """Give the most blocks of keys that are loaded ahead."""
         return BYTES_AHEAD // slot_bytes
 
     def rules(self, heads: int) -> Iterator[tuple[bool, str]]:
-        """State what must hold besides what holds of all keys."""
+        """Yield the (holds, rule) pairs that only these keys have."""
         yield self.page in PAGES, f"pages of {PAGES}"
         yield 1 <= self.next_n <= MAX_NEXT_N, f"1 to {MAX_NEXT_N} tokens of a sequence"
         yield self.next_n * heads <= MAX_COLUMNS, f"tokens x heads up to {MAX_COLUMNS}"
@@ -161,7 +161,7 @@ class LogitsConfig(Config):
 
     @property
     def needed_registers(self) -> int:
-        """Registers that a math thread needs, as far as can be told: two units' accumulators, and weights."""
+        """Estimated registers of a math thread: two units' accumulators, weights, and others."""
         return self.columns + self.laid_weights // 4 + OTHER_REGISTERS
 
     @property
@@ -182,7 +182,7 @@ class LogitsConfig(Config):
 
     @property
     def num_stages(self) -> int:
-        """Blocks of keys in shared memory: as many as fit, at most as many as are wanted."""
+        """Blocks of keys that shared memory holds: the most that fit, up to `most_stages` of the keys."""
         fitting = (SHARED_BYTES_LIMIT - self.fixed_bytes - 2048) // (self.slot_bytes + 16)
         return min(fitting, self.keys.most_stages(self.slot_bytes))
 
@@ -192,7 +192,7 @@ class LogitsConfig(Config):
         return align(self.fixed_bytes + self.num_stages * (self.slot_bytes + 16), 1024)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs for a configuration that the kernel can be built for."""
         yield self.heads in HEADS, f"a multiple of 8 heads up to {HEADS[-1]}"
         yield self.depth in DEPTHS, f"a depth of {DEPTHS}"
         yield self.output_bytes in (2, 4), "logits in FP32 or BF16"
@@ -248,7 +248,7 @@ def reachable_pages() -> list[LogitsConfig]:
 
 
 def is_usual(config: LogitsConfig) -> bool:
-    """Tell whether models that exist have such logits."""
+    """Tell whether existing models have such logits."""
     return config.heads in USUAL_HEADS and config.depth == USUAL_DEPTH and config.keys.page == USUAL_PAGE
 
 
@@ -258,7 +258,7 @@ def code_plan(config: LogitsConfig) -> CodePlan:
     return CodePlan(
         roles=((WARPGROUP_THREADS, producer), (MATH_THREADS, math)),
         shared_bytes=config.shared_bytes,
-        # The loop over runs, and that over the blocks that are left.
+        # One loop over runs, and one over the blocks that are left.
         qgmma=config.units * config.depth // WGMMA_K * (config.keys.run_blocks + 1),
         tma_loads=config.units + 4,  # q of each unit; keys and scales, in two loops
     )

@@ -7,9 +7,9 @@
 //                          for each block:           full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
 //
 // It is bound by memory: a CTA keeps 80 KB of keys on their way, and goes from one sequence to the next without
-// waiting. The keys of a sequence are loaded once for all its tokens, and leave the L2 first. What each CTA does is said by
-// the schedule that plan_paged_contexts has made: from one (sequence, segment of a block of keys) to the next. Of a share
-// that two CTAs have, each takes every other block. A tile of logits/tiles.cuh is a sequence.
+// waiting. The keys of a sequence are loaded once for all its tokens, and leave the L2 first. The schedule made by
+// plan_paged_contexts gives each CTA its share: from one (sequence, segment of a block of keys) to the next CTA's. If
+// two CTAs have a share, each takes every other block. A tile of logits/tiles.cuh is a sequence.
 #pragma once
 #include "config.cuh"
 #include "lanes.cuh"
@@ -28,31 +28,31 @@ struct PagedParams {
   const float* weights;       // [sequences * next_n, heads]
   const int32_t* contexts;    // [sequences, next_n], or [sequences]: contexts_step is 0
   const int32_t* table;       // [sequences, pages]: blocks of the cache
-  const int32_t* schedule;    // [shares + 1, 2]: sequence and segment with which a share begins
+  const int32_t* schedule;    // [shares + 1, 2]: sequence and segment where a share begins
   uint8_t* logits;            // [sequences * next_n, ...] in rows of logits_pitch bytes
   uint64_t weights_pitch;     // elements, as the next
   uint64_t table_pitch;
   uint64_t logits_pitch;
   uint32_t sequences, cache_blocks;
   uint32_t contexts_pitch, contexts_step;  // elements from sequence to sequence, from token to token
-  uint32_t most_keys;                      // what both the rows of logits and the table have room for
+  uint32_t most_keys;                      // keys that fit both into rows of logits and into the table
   uint32_t splits;                         // CTAs of a share, 1 or 2
 };
 #include "paged_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
 constexpr uint32_t kPages = kBlockKeys / kPage;
-constexpr uint32_t kBlocksAhead = 2;  // of a sequence's weights
+constexpr uint32_t kBlocksAhead = 2;  // loaded before waiting for a sequence's weights
 static_assert(32 % kPages == 0, "a warp holds entries of whole blocks");
 static_assert(kSegmentKeys == kBlockKeys, "a segment of the schedule is a block");
 
-// Where a token's logits go: keys 0..length - 1. 0 for what is no token.
+// Where a token's logits go, of keys 0..length - 1. The length is 0 for rows behind the sequence's tokens.
 struct TokenRow {
   uint32_t address_low, address_high, length, unused;
 
   DEVICE static bool has(const ptx::Uint4& row, uint32_t key) { return key < row.z; }
 };
 
-// The slot of a sequence, of which two are in shared memory: one is worked on, one is loaded.
+// The slot of a sequence. Shared memory has two: math warps work on one while the producer loads the other.
 struct SlotPosition {
   uint32_t of_slot = 0, of_phase = 0;
 
@@ -75,7 +75,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "LogitsConfig.shared_bytes and SharedStorage differ");
 
-// Keys of a token for which there is room; none if the context is negative.
+// A token's keys, up to `most_keys`; none if the context is negative.
 DEVICE uint32_t keys_of_token(const PagedParams& p, uint32_t sequence, uint32_t token) {
   const int32_t given =
       ptx::ld_global_i32(p.contexts + static_cast<uint64_t>(sequence) * p.contexts_pitch + token * p.contexts_step);
@@ -83,7 +83,7 @@ DEVICE uint32_t keys_of_token(const PagedParams& p, uint32_t sequence, uint32_t 
   return keys < p.most_keys ? keys : p.most_keys;
 }
 
-// Keys of the token that has most.
+// Keys of the sequence's token that has the most.
 DEVICE uint32_t keys_of_sequence(const PagedParams& p, uint32_t sequence) {
   uint32_t most = 0;
   if (sequence >= p.sequences) return 0;
@@ -102,10 +102,10 @@ struct Blocks {
   DEVICE uint32_t count() const { return first < end ? ceil_div(end - first, step) : 0; }
 };
 
-// Producer, one warp: q, weights and rows of a sequence. `ask` begins all loads, `finish` hands over what comes: between them the
-// first pages are asked for, since waiting for weights takes as long as waiting for keys.
+// Producer, one warp: q, weights and rows of a sequence. `ask` starts all loads, `finish` hands the loaded data over.
+// The first pages are asked for in between, since waiting for weights takes as long as waiting for keys.
 struct SequenceLoad {
-  // Where a column's token is no shift away, more weights on their way take registers that the producer does not have.
+  // If a column's token takes a division, loading more weights at once needs registers that the producer lacks.
   static constexpr uint32_t kAll = ceil_div(kTileColumns, 32), kAtOnce = kHeads & (kHeads - 1) ? 2 : kAll;
   uint32_t sequence, keys;  // of this lane's token
   float weights[kAtOnce];
@@ -152,7 +152,7 @@ struct SequenceLoad {
 struct Entries {
   uint32_t held, page;
 
-  // Loads entries of blocks from `first` on, as far as the table's rows reach: contexts need not be known.
+  // Loads entries of blocks from `first` on, up to the end of the table's row, so contexts need not be known yet.
   DEVICE void load(const PagedParams& p, uint32_t sequence, uint32_t first, uint32_t step, uint32_t lane) {
     page = (first + lane / kPages * step) * kPages + lane % kPages;
     held = page * kPage < p.most_keys ? ptx::ld_global_b32(p.table + sequence * p.table_pitch + page) : p.cache_blocks;
@@ -162,7 +162,7 @@ struct Entries {
   DEVICE void cut(const PagedParams& p, uint32_t keys) { held = page * kPage < keys ? held : p.cache_blocks; }
 };
 
-// The blocks whose entries are held, from number `held` of them to below `end`, the first being `first` of the sequence.
+// Loads blocks whose entries are held: entries `held` to `end` - 1. Entry 0 belongs to the sequence's block `first`.
 DEVICE void load_blocks(const PagedParams& p, SharedStorage& shared, const Blocks& blocks, uint32_t& held, uint32_t end,
                         const Entries& entries, uint32_t first, RingPosition& at, uint32_t lane) {
 #pragma unroll 1
@@ -181,8 +181,8 @@ DEVICE void load_blocks(const PagedParams& p, SharedStorage& shared, const Block
   }
 }
 
-// The sequences and segments where this CTA's share begins and ends, as the schedule says. Of up to 32 sequences the warp cuts
-// the line of segments itself: it needs their contexts anyway, and so waits for memory once less.
+// The sequences and segments where this CTA's share begins and ends, as the schedule says. For up to 32 sequences the
+// warp computes the share itself: it needs their contexts anyway, and saves a wait for memory.
 struct Share {
   ptx::Uint2 begin, end;
   uint32_t keys;  // of the sequence with this lane's number, if the share is computed
@@ -198,7 +198,7 @@ struct Share {
     keys = keys_of_sequence(p, lane);
     const uint32_t segments = ceil_div(keys, kSegmentKeys);
     const uint32_t sum = sum_up_to_lane(segments, lane);  // of the sequences up to this lane's
-    // The first shares are a segment longer if it does not come out even. (A product as in the schedule would need 64 bits.)
+    // If the segments do not divide evenly, the first shares get one more. (The schedule's product would need 64 bits.)
     const uint32_t total = ptx::shfl_sync(sum, 31), each = total / shares, longer = total - each * shares;
     const uint32_t first = share * each + (share < longer ? share : longer);
     begin = place(first, sum, segments);
@@ -206,15 +206,15 @@ struct Share {
   }
 
  private:
-  // Where the segment with this number of all lies. Behind the last one: in the 33rd sequence, which there is not.
+  // The sequence and segment of segment `number` of the line. Behind the last segment: sequence 32, which is none.
   DEVICE static ptx::Uint2 place(uint32_t number, uint32_t sum, uint32_t segments) {
     const uint32_t sequence = ptx::popc(ptx::ballot_sync(sum <= number));
     return {sequence, number - ptx::shfl_sync(sum - segments, sequence)};
   }
 };
 
-// A warp that has nothing else to do: the table, as far as all CTAs together get it by a line for each lane. Its entries
-// are waited for twice, by whoever loads keys of a sequence.
+// An idle warp prefetches the table to the L2, a line for each lane, as far as the lanes of all CTAs reach. The
+// producer waits for entries of the table twice.
 DEVICE void prefetch_table(const PagedParams& p, uint32_t lane) {
   constexpr uint32_t kLineEntries = 32;
   const uint64_t entry = static_cast<uint64_t>(ptx::block_index() * 32 + lane) * kLineEntries;
@@ -227,10 +227,10 @@ DEVICE void load_share(const PagedParams& p, SharedStorage& shared, const Share&
   const uint32_t half = ptx::block_index() % p.splits;
   RingPosition at;
   SlotPosition slot_at;
-  // The first sequence's entries are loaded beside the contexts.
+  // Starts to load the first sequence's entries while contexts are loaded.
   Entries entries;
   if (begin.x < p.sequences) entries.load(p, begin.x, begin.y + half, p.splits, lane);
-  // Lanes look at 32 sequences at a time, since padding of a batch has sequences without keys.
+  // Lanes look at 32 sequences at a time, since a padded batch has sequences without keys.
   const bool is_computed = Share::is_computed(p);
 #pragma unroll 1
   for (uint32_t window = is_computed ? 0 : begin.x; window <= end.x && window < p.sequences; window += 32) {
@@ -240,7 +240,7 @@ DEVICE void load_share(const PagedParams& p, SharedStorage& shared, const Share&
       keys_of_lane = is_computed ? share.keys : keys_of_sequence(p, sequence_of_lane);
 #pragma unroll 1
     for (uint32_t left = ptx::ballot_sync(keys_of_lane != 0); left; left &= left - 1) {
-      const uint32_t in_window = ptx::popc((left & (0 - left)) - 1);  // the lowest of those that are left
+      const uint32_t in_window = ptx::popc((left & (0 - left)) - 1);  // the lowest sequence left
       const uint32_t sequence = window + in_window, keys = ptx::shfl_sync(keys_of_lane, in_window);
       const uint32_t first_segment = sequence == begin.x ? begin.y : 0, all = ceil_div(keys, kBlockKeys);
       Blocks blocks = {first_segment + half, all, p.splits};
@@ -279,7 +279,7 @@ KERNEL(kNumThreads, 1) fp8_paged_mqa_logits(GRID_CONSTANT PagedParams p) {
   if (ptx::warp_index() == 0 && ptx::elect_sync()) init_tiles(p, shared);
   ptx::griddepcontrol_wait();
   Share share = {};
-  // On their way while barriers are initialized.
+  // These loads are on their way while barriers are initialized.
   if (ptx::warp_index() == kNumMathWarps) share.find(p, lane);
   if (ptx::warp_index() == kNumMathWarps + 1) prefetch_table(p, lane);
   ptx::syncthreads();

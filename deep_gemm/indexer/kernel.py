@@ -57,9 +57,9 @@ def run(p: Logits) -> None:
 
 
 def grid(config: LogitsConfig, p: Logits, num_sms: int) -> Any:
-    """Count CTAs: one on each SM, or as many as there can be blocks; of pages, as many as the schedule has shares.
+    """Count CTAs: one on each SM, or for each possible block if there are fewer; for pages, one for each share.
 
-    Each share has two CTAs if the schedule was made for half of the SMs.
+    A share has two CTAs if the schedule was made for at most half of the SMs.
     """
     if isinstance(p, PagedLogits):
         shares = p.schedule.shape[0] - 1

@@ -1,11 +1,11 @@
 // The schedule of fp8_paged_mqa_logits: all segments of all sequences in one line, cut into equal, contiguous shares.
 //
-//   segments of a sequence = those of the longest context of its tokens
+//   segments of a sequence = segments of the longest context of its tokens
 //   row s                  = sequence and number of the segment that is number total * s / shares of the line
 //   last row               = one behind the last segment
 //
-// One CTA. Each thread adds up some sequences that lie together; a row is found by looking for the thread, then for the
-// sequence. So a row never names a sequence without segments, unless there are none at all: then all rows are zeros.
+// One CTA. Each thread adds up some successive sequences; the search for a row finds the thread, then the sequence. So
+// a row never names a sequence without segments, unless no sequence has segments: then all rows are zeros.
 #pragma once
 #include "config.cuh"
 #include "lanes.cuh"
@@ -23,7 +23,7 @@ struct PlanParams {
 constexpr uint32_t kWarps = kNumThreads / 32;
 
 struct SharedStorage {
-  uint32_t ends[kNumThreads];  // segments of the sequences of this thread and of those below
+  uint32_t ends[kNumThreads];  // segments of the sequences of this thread and of all threads below
   uint32_t of_warps[kWarps];
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "PlanConfig.shared_bytes and SharedStorage differ");
@@ -42,7 +42,7 @@ KERNEL(kNumThreads, 1) plan_paged_contexts(GRID_CONSTANT PlanParams p) {
   const uint32_t thread = ptx::thread_index(), warp = thread / 32, lane = ptx::lane_index();
   const uint32_t per_thread = ceil_div(p.sequences, kNumThreads);
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   uint32_t sum = 0;
   for (uint32_t i = 0; i < per_thread; ++i) {
     const uint32_t sequence = thread * per_thread + i;

@@ -26,7 +26,7 @@ class PlanConfig(Config):
         return (self.num_threads + self.num_threads // 32) * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs for a configuration that the kernel can be built for."""
         yield self.num_threads in (128, 256, 512, 1024), "128, 256, 512 or 1024 threads"
 
 

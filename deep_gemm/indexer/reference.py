@@ -12,7 +12,7 @@ SCORES_AT_A_TIME = 1 << 24
 
 
 def mqa_logits(p: MqaLogits) -> None:
-    """Compute the logits of each token's range. What is outside becomes -inf if logits are cleaned, else it stays."""
+    """Compute the logits of each token's range. Other logits become -inf if logits are cleaned, else they stay."""
     tokens, heads, _ = p.q.shape
     num_keys = p.keys.shape[0]
     keys = p.keys.float()
@@ -36,7 +36,7 @@ def mqa_logits(p: MqaLogits) -> None:
 
 
 def paged_mqa_logits(p: PagedLogits) -> None:
-    """Compute the logits of each token's keys. What is behind its context stays."""
+    """Compute the logits of each token's keys. Logits behind a token's context stay."""
     sequences, next_n, _, _ = p.q.shape
     contexts = p.contexts.view(sequences, -1).expand(sequences, next_n)
     contexts = contexts.clamp(0, min(p.logits.shape[1], p.table.shape[1] * p.cache.shape[1]))

@@ -1,10 +1,10 @@
-// What becomes of a piece in BF16: the numbers themselves, rounded, without scales.
+// A piece cast to BF16: the numbers themselves, rounded, without scales.
 #pragma once
 #include "cast/values.cuh"
 
-constexpr float kLargestValue = kLargest;  // no scale asks for it
+constexpr float kLargestValue = kLargest;  // unused, as there are no scales
 
-// Two in a word.
+// Two numbers in a word.
 struct Values {
   uint32_t words[kElements / 2];
 };

@@ -1,22 +1,22 @@
-// What is cast, of rows that hold gate and up side by side, of ds, the gradient of s = silu(gate) * up but for the row's weight,
-// and of this weight:
+// Casts for the backward of s = silu(gate) * up, from rows that hold gate and up side by side, from ds (the gradient of
+// s without the row's weight) and from this weight:
 //
 //   the first tiles   the gradient of gate and up, along rows and along columns
-//   the others        s along columns; and the sum of s * ds of each row and tile, from which the gradient of the weight follows
+//   the others        s along columns; and sums of s * ds, one for each row and tile: together the weight's gradient
 //
-// What is cast is rounded to BF16 before.
+// Numbers are rounded to BF16 before the cast.
 #pragma once
 #include "cast/silu_gradient.cuh"
 
 using Storage = TileStorage;
 
-// What a lane has of a row.
+// A lane's pieces of one row.
 struct GatesOfRow {
   Piece gate, up, ds;
 };
 
-// Calls `compute(i, row, of_row)` for each of a thread's rows, counted from the group's first. Half of them are loaded at a time: for all, registers do not suffice.
-// `column`: the tile's first one among those of gate, of up and of ds.
+// Calls `compute(i, row, of_row)` for each of a thread's rows, counted from the group's first. Loads half of them at a
+// time, since registers do not suffice for all. `column`: the tile's first column, counted within gate, up or ds.
 template <typename Compute>
 DEVICE void for_each_row(const DepthsCastParams& p, const Group& group, const Tile& tile, uint32_t column, Compute compute) {
   constexpr uint32_t kAtOnce = kTeamRows / 2;

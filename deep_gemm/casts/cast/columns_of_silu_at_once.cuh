@@ -1,16 +1,16 @@
-// The same as columns_of_silu.cuh if gate and up are whole blocks of 128 columns: a CTA loads 128 columns of gate, of up and of ds
-// once, and casts all that follows from them: two tiles of the gradient, and one of the activation.
+// The same as columns_of_silu.cuh where gate and up are whole blocks of 128 columns. A CTA loads 128 columns of gate,
+// of up and of ds once, and casts three tiles from them: two of the gradient, and one of the activation.
 //
-// What a thread loads lies in shared memory, since registers do not suffice; there it becomes what is cast.
+// A thread keeps its pieces in shared memory, since registers do not suffice, and overwrites them with numbers to cast.
 #pragma once
 #include "cast/silu_gradient.cuh"
 
 enum : uint32_t { kGate, kUp, kDs, kPieces };
-constexpr uint32_t kRowsAtOnce = 2;  // rows of a thread that are computed beside each other; registers suffice for no more
+constexpr uint32_t kRowsAtOnce = 2;  // rows that a thread computes at a time; registers suffice for no more
 static_assert(kTeamRows % kRowsAtOnce == 0);
 
 struct Storage {
-  // Pieces are their thread's alone, until it has them all in registers. Then their tile is cast here.
+  // A thread uses its own pieces only, until it has them all in registers. Then the tile is cast in the same memory.
   union alignas(16) Slot {
     uint8_t pieces[kTeamRows][kNumThreads][16];
     TileStorage tile;
@@ -67,12 +67,12 @@ DEVICE void compute_pieces(const DepthsCastParams& p, Storage& shared, const Gro
   }
 }
 
-// A tile of what the pieces have become.
+// Reads the numbers to cast of slot `which` back into registers, as a tile.
 DEVICE Tile& take_tile(Storage& shared, Tile& tile, uint32_t which, uint32_t column) {
 #pragma unroll
   for (uint32_t i = 0; i < kTeamRows; ++i) tile.pieces[i] = load_slot(shared, which, i);
   tile.column = column;
-  ptx::syncthreads();  // all threads have their pieces: the tile is cast where they lie
+  ptx::syncthreads();  // all threads have read their pieces: the cast reuses this memory
   return tile;
 }
 

@@ -1,4 +1,4 @@
-// What is cast are tokens, each in the row of its route, times the weight of the row.
+// Casts tokens, each in the row of its route, times the weight of the row if kIsWeighted.
 #pragma once
 
 using Storage = TileStorage;

@@ -1,10 +1,10 @@
-// What becomes of a piece in FP8: E4M3, a byte each.
+// A piece cast to FP8: E4M3 values, a byte each.
 #pragma once
 #include "cast/values.cuh"
 
 constexpr float kLargestValue = kLargest;
 
-// Four in a word.
+// Four values in a word.
 struct Values {
   uint32_t words[kElements / 4];
 };
@@ -16,7 +16,7 @@ DEVICE Values pack_values(const float (&v)[kElements]) {
   return values;
 }
 
-// To where the piece was: `row` is the address of the first column's FP8 value.
+// Stores a lane's values in the columns of its piece. `row` is the address of the first column's FP8 value.
 DEVICE void store_values(uint8_t* row, uint32_t first_column, uint32_t end, uint32_t lane, const Values& values) {
   if constexpr (kVector == 1) {
 #pragma unroll

@@ -1,13 +1,13 @@
-// 128 columns of one row in FP8, cast by a team, whatever they hold.
+// Casts 128 columns of one row to FP8 by a team, whatever they hold.
 #pragma once
 #include "cast/fp8.cuh"
 
 struct CastPiece {
-  Values values;  // of a lane
-  float scale;    // of all
+  Values values;  // of a lane's columns
+  float scale;    // of all 128 columns
 };
 
-// As in cast_rows, it says so if it takes a block for ordinary that is not.
+// As in cast_rows, returns false if kIsOrdinary and a block of the warp is not ordinary.
 template <bool kIsOrdinary>
 DEVICE bool cast_piece_as(const Piece& piece, uint32_t lane, CastPiece& cast) {
   uint32_t keys[1] = {key_of<kIsOrdinary>(piece)};
@@ -20,7 +20,7 @@ DEVICE bool cast_piece_as(const Piece& piece, uint32_t lane, CastPiece& cast) {
   return true;
 }
 
-// All lanes of a warp come here together.
+// All lanes of a warp call this together.
 DEVICE CastPiece cast_piece(const Piece& piece, uint32_t lane) {
   CastPiece cast;
   if (!cast_piece_as<true>(piece, lane, cast)) cast_piece_as<false>(piece, lane, cast);

@@ -1,4 +1,4 @@
-// Rows of groups whose sizes only the GPU knows. CTAs share out the units of rows that there are.
+// Rows of groups whose sizes only the GPU knows. CTAs count the units of these rows and share them out.
 #pragma once
 #include "lanes.cuh"
 
@@ -14,8 +14,8 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "CastConfig.shared_bytes an
 
 constexpr bool kScalesOfGroups = !kGroupsEnd;
 
-// Groups follow each other if kGroupsEnd: each begins where the one before ended, aligned, and `sizes` are their ends. Else x is
-// [groups, m / num_groups, ...], `sizes` are counts, and a group has its first rows.
+// If kGroupsEnd, `sizes` are ends, and a group begins where the one before ended, aligned. Else `sizes` are counts, x
+// is [groups, m / num_groups, ...], and a group has the first `count` of its rows.
 DEVICE Unit rows_of_group(const CastParams& p, uint32_t group) {
   if constexpr (kGroupsEnd) {
     const int32_t last = ptx::ld_global_i32(p.sizes + group);

@@ -1,12 +1,12 @@
-// The gradient of gate and up of rows that hold them side by side, and s = silu(gate) * up times the row's weight: in BF16, along rows
-// alone, as products of BF16 take them. And the sum of s * ds of each row and tile: their sum is the gradient of the row's weight.
+// From rows of gate and up side by side: their gradient, and s = silu(gate) * up times the row's weight, in BF16 and
+// along rows only, for products of BF16. And sums of s * ds for each row and tile: together the weight's gradient.
 #pragma once
 #include "cast/silu_gradient.cuh"
 
 struct Storage {
   alignas(16) uint32_t nothing[4];
 };
-constexpr uint32_t kRowsAtOnce = 2;  // rows of a thread that are under way beside each other
+constexpr uint32_t kRowsAtOnce = 2;  // rows that a thread loads and computes at a time
 static_assert(kTeamRows % kRowsAtOnce == 0);
 
 DEVICE void store_piece(uint8_t* to, const Piece& piece) {

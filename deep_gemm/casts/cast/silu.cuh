@@ -10,7 +10,7 @@ DEVICE float silu(float gate, float alpha = 1.f) { return ptx::mul_rn(gate, sigm
 
 // The bounds of SiTU: bound * tanh(x / bound).
 //
-// Within 2^-19 of itself. Near zero the fraction would lose what tanh has left, so there it is the first terms of its series.
+// The relative error is at most 2^-19. Near zero 1 - fraction would cancel, so the series' first terms serve.
 DEVICE float tanh_of(float x) {
   constexpr float kTwoLog2OfE = 2.88539008f;
   const float square = x * x, magnitude = ptx::abs_f32(x);
@@ -22,7 +22,7 @@ DEVICE float tanh_of(float x) {
 
 DEVICE float bounded(float x, float bound, float reciprocal) { return ptx::mul_rn(bound, tanh_of(x * reciprocal)); }
 
-// silu(gate) * up, without weights: what a model has nothing to say about.
+// silu(gate) * up, without a weight and without parameters of the model.
 struct Plain {
   DEVICE explicit Plain(const auto&) {}
   DEVICE float operator()(float gate, float up, float) const { return ptx::mul_rn(silu(gate), up); }

@@ -1,4 +1,4 @@
-// What is cast is x as it is.
+// Casts x as it is.
 #pragma once
 
 using Loaded = Piece;

@@ -1,6 +1,6 @@
-// What is cast is a gated activation, times the row's weight: gate is the first half of a row of x, up the other one.
+// Casts a gated activation, times the row's weight: gate is the first half of a row of x, up the second.
 //
-// Each product is rounded to FP32, in the order in which it is written.
+// Each product is rounded to FP32, in the order written here.
 #pragma once
 #include "cast/silu.cuh"
 

@@ -1,11 +1,11 @@
 // A team casts one block of kRows rows, a unit, at a time. Each block has a scale of its own, or none.
 #pragma once
 
-// Tells whether it has cast the unit. It writes nothing if it takes blocks for ordinary and one is not.
+// Casts the unit and returns true; or returns false, and writes nothing, if kIsOrdinary and a block is not ordinary.
 template <bool kIsOrdinary>
 DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
                       const Held (&held)[kRows]) {
-  // A lane has the scale of one row.
+  // Each lane computes the scale of one row.
   uint32_t keys[kRows];
 #pragma unroll
   for (uint32_t i = 0; i < kRows; ++i) keys[i] = key_of<kIsOrdinary>(held[i]);
@@ -53,7 +53,7 @@ struct Team {
     Loaded loaded[kRows];
 #pragma unroll
     for (uint32_t i = 0; i < kRows; ++i) loaded[i] = load(p, unit.row + i, unit.row + i < unit.end, block, lane);
-    ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+    ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
     Held held[kRows];
 #pragma unroll
     for (uint32_t i = 0; i < kRows; ++i) held[i] = held_of(p, loaded[i]);

@@ -1,18 +1,18 @@
-// A team takes a whole row at a time: under a scale of its own, by one that is given (kIsGiven), or for the largest magnitude
-// of all of its rows (kFindsAmax). Lanes hold kPieces pieces in registers; what longer rows have is loaded each time.
+// A team takes a whole row at a time. It casts it under the row's own scale or a given one (kIsGiven), or only finds
+// the largest magnitude of its rows (kFindsAmax). Lanes keep kPieces pieces; the rest of a row is loaded for each use.
 #pragma once
 
-// x / scale, whatever both are: beyond FP8 the largest number, NaN for infinities.
+// x / scale for any x and scale. A quotient beyond FP8 is then stored as its largest number; an infinity gives NaN.
 DEVICE float quotient_by_given(float x, Divisor d) {
   if (!is_ordinary(d) || d.scale > 0x1p90f)
     return ptx::abs_f32(x) < ptx::float_of(kInfinity) ? x / d.scale : ptx::float_of(kNan);
-  // As quotient_of, from a guess that the step takes to no infinity. Infinity times zero is NaN.
+  // As quotient_of, with a guess that is cut off so that the step gives no infinity. Infinity times zero is NaN.
   const float guess = ptx::min_magnitude(x * -d.reciprocal, 0x1p12f);
   const float excess = ptx::fma_rn(x, 0.f, ptx::fma_rn(guess, d.scale, -x));
   return ptx::fma_rn(excess, d.reciprocal, guess);
 }
 
-// The largest key of a team, which all of its lanes get. Warps meet in the last words of shared memory.
+// Gives all lanes of a team its largest key. Warps exchange keys through the last words of shared memory.
 DEVICE uint32_t largest_of_row(uint32_t (&keys)[1], uint32_t lane) {
   uint32_t key = largest_of_team(keys, lane);
   if constexpr (kLanes > 32) {
@@ -27,7 +27,7 @@ DEVICE uint32_t largest_of_row(uint32_t (&keys)[1], uint32_t lane) {
 }
 
 struct Team {
-  float number;  // the given scale, or the largest magnitude so far
+  float number;  // the given scale, or the largest magnitude of the rows before
 
   DEVICE explicit Team(const CastParams& p) : number(kIsGiven ? ptx::ld_global_f32(p.scales) : 0.f) {}
 

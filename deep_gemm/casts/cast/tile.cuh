@@ -1,16 +1,16 @@
-// FP8 values whose scales cover rows and columns of a 128x128 tile, of which each thread of a CTA holds some: what needs a whole
-// tile at once.
+// Casts a 128x128 tile to FP8 where scales or transposed values need the whole tile at once. Each thread of a CTA holds
+// some of the tile's elements.
 //
 //   kCastsRows      values [m, k], a scale for each row and 128 columns
-//   kCastsColumns   the transposed values [k, m], a scale for each column and 128 rows: alone, or beside those of rows
+//   kCastsColumns   the transposed values [k, m], a scale for each column and 128 rows; kCastsRows may be set too
 //   kCastsChannels  values [m, k], a scale for each column and 128 rows
-//   kCastsBlocks    values [m, k], a scale for each 128x128 block; with kCastsColumns the transposed values, and beside them those
-//                   that lie as x does if there is a place for them
+//   kCastsBlocks    values [m, k], a scale for each 128x128 block; with kCastsColumns the transposed values, and also
+//                   values [m, k] if `values` is given
 //
-// But for rows, kScaleBlock may be 32 or 64 in the place of 128. Then a tile has several scales of a column, or of blocks.
+// Except for rows, kScaleBlock may be 32 or 64 instead of 128. Then a tile has several scales for a column, or blocks.
 //
-// A team of lanes holds kTeamRows rows that follow each other, so that a thread has as many bytes of each of its columns that lie
-// beside each other in the transposed output. Those go through shared memory, and from there 128 at once to each column's place.
+// A team of lanes holds kTeamRows successive rows, so a thread has kTeamRows bytes of each of its columns, adjacent
+// in the transposed output. They pass through shared memory, which gathers 128 bytes of a column for the store.
 #pragma once
 #include "cast/fp8.cuh"
 
@@ -19,7 +19,7 @@ struct TileCastParams {
   const uint8_t* x;
   uint8_t *values, *columns;
   uint8_t *scales, *column_scales;
-  const float* column_amaxes;  // of whole columns [k], which then count as at least these in each tile, or nullptr
+  const float* column_amaxes;  // [k]: in each tile a column's amax counts as at least this; or nullptr
   // Pitches in bytes: row to row of x, of values and of columns, whose rows are columns of x; scales by row or column, by
   // block of 128. 32 bits, so that an address is one instruction.
   uint32_t x_pitch, values_pitch, columns_pitch;
@@ -35,26 +35,26 @@ constexpr bool kTurnsBlocks = kCastsBlocks && kCastsColumns;
 constexpr bool kNeedsColumns = (kCastsColumns && !kCastsBlocks) || kCastsChannels;  // scales of columns
 constexpr uint32_t kTeamRows = kBlock / kTeams;
 constexpr uint32_t kNumWarps = kNumThreads / 32;
-constexpr uint32_t kParts = kBlock / kScaleBlock;  // of a tile's rows, or of its columns, that have scales of their own
-constexpr uint32_t kColumnScales = ceil_div(kBlock * kParts, kNumThreads);  // that a thread computes
+constexpr uint32_t kParts = kBlock / kScaleBlock;  // parts of a tile's rows, or columns, with separate scales
+constexpr uint32_t kColumnScales = ceil_div(kBlock * kParts, kNumThreads);  // column scales that a thread computes
 constexpr uint32_t kWarpsOfPart = kNumWarps / kParts;
-// Blocks of which a lane holds elements, and lanes of a team that hold elements of one block.
+// Blocks that a lane's elements belong to, and lanes of a team that hold elements of one block.
 constexpr uint32_t kBlocksOfLane = kVector == 1 ? kParts : 1;
 constexpr uint32_t kLanesOfBlock = kVector == 1 ? kLanes : kScaleBlock / kVector;
 static_assert(kTeamRows == 8 || kTeamRows == 16, "a thread's bytes of a column are one or two chunks of 8");
 static_assert(kNumThreads == 2 * kBlock, "half of the threads take a column each, the other half a row");
 
 struct TileStorage {
-  // Bytes of columns: chunks of kTeamRows, whose places are exchanged so that a warp's accesses meet different banks.
+  // Bytes of columns, in chunks of kTeamRows. Chunks are swizzled so that a warp's accesses meet different banks.
   alignas(16) uint8_t columns[kCastsColumns ? kBlock : 1][kBlock];
   uint32_t column_keys[kNeedsColumns ? kTeams : 1][kWords * kLanes];
   Divisor of_rows[kBlock];
-  // Those that a team reads at once lie beside each other.
+  // Divisors that a team reads at once lie beside each other.
   Divisor of_columns[kNeedsColumns ? kParts : 1][kElements][kLanes];
   uint32_t warp_keys[kNumWarps][kParts];
 };
 
-// The tile of a CTA, and what a thread has of it.
+// The tile of a CTA, and the pieces of it that a thread holds.
 struct Tile {
   uint32_t row, column;  // the first
   uint32_t team, lane;
@@ -65,22 +65,22 @@ struct Tile {
   }
 
   DEVICE uint32_t row_of(uint32_t i) const { return team * kTeamRows + i; }  // counted from the tile's first
-  // The part of the tile's rows in which the team's rows lie.
+  // The part of the tile's rows that contains the team's rows.
   DEVICE uint32_t part() const { return kParts == 1 ? 0 : team * kTeamRows / kScaleBlock; }
 };
 
 // ---- Scales
 
-// The lane of a team that has a column, and as which of its elements.
+// The lane of a team that holds a column, and the index of the column among the lane's elements.
 DEVICE uint32_t lane_of(uint32_t column) { return kVector == 1 ? column % kLanes : column / kVector; }
 DEVICE uint32_t index_of(uint32_t column) { return kVector == 1 ? column / kLanes : column % kVector; }
 
-// Where the key of a lane's word is among those of its team.
+// The index of a lane's word among its team's `column_keys`.
 DEVICE uint32_t place_of_key(uint32_t lane, uint32_t word) {
   return kVector == 1 ? word * kLanes + lane : lane * kWords + word;
 }
 
-// The largest of each column among a team's rows.
+// Stores the largest key of each column among a team's rows.
 template <bool kIsOrdinary>
 DEVICE void store_column_keys(TileStorage& shared, const Tile& tile) {
   uint32_t keys[kWords];
@@ -96,15 +96,15 @@ DEVICE void store_column_keys(TileStorage& shared, const Tile& tile) {
     ptx::st_shared_v4_b32(&shared.column_keys[tile.team][place_of_key(tile.lane, 0)], keys[0], keys[1], keys[2], keys[3]);
 }
 
-// One of a tile's scales of columns. Those of a column follow each other, so that a warp's stores reach whole sectors, whichever
-// way scales lie.
+// One of a tile's scales of columns. The scales of one column have successive indices, so that a warp's stores fill
+// whole sectors in either layout of scales.
 struct ColumnScale {
   uint32_t index, column, part;
   DEVICE explicit ColumnScale(uint32_t i) : index(i), column(i / kParts), part(i % kParts) {}
   DEVICE bool is_there() const { return index < kBlock * kParts; }
 };
 
-// A column's, of the keys of all teams of a part.
+// The largest magnitude of a column in a part, from the keys of the part's teams.
 DEVICE float amax_of_column(const TileStorage& shared, uint32_t column, uint32_t part) {
   const uint32_t element = index_of(column), place = place_of_key(lane_of(column), element / kElementsOfWord);
   uint32_t key = 0;
@@ -132,7 +132,7 @@ DEVICE void store_column_scale(const TileCastParams& p, const Tile& tile, uint32
   if (at.is_there() && column < p.k && (kParts == 1 || part * kScaleBlock < p.m)) ptx::st_global_f32(to, scale);
 }
 
-// A lane has the scale of one of its team's rows. Tells whether it is ordinary.
+// Each lane computes the scale of one of its team's rows. Returns whether this scale is ordinary.
 template <bool kIsOrdinary>
 DEVICE bool store_row_divisors(TileStorage& shared, const TileCastParams& p, const Tile& tile) {
   uint32_t keys[kTeamRows];
@@ -144,7 +144,7 @@ DEVICE bool store_row_divisors(TileStorage& shared, const TileCastParams& p, con
   return is_ordinary(divisor);
 }
 
-// The key of a lane's elements in the block that is number `i` of those of which it has some.
+// The key of a lane's elements in number `i` of its kBlocksOfLane blocks.
 template <bool kIsOrdinary>
 DEVICE uint32_t key_of_block(const Piece& piece, uint32_t i) {
   if constexpr (kBlocksOfLane == 1) return key_of<kIsOrdinary>(piece);
@@ -158,18 +158,18 @@ DEVICE uint32_t key_of_block(const Piece& piece, uint32_t i) {
   return key;
 }
 
-// Number `i` of a lane's blocks, counted from the tile's first column.
+// The index in the tile, counted from its first column, of number `i` of a lane's blocks.
 DEVICE uint32_t block_of(const Tile& tile, uint32_t i) {
   return kBlocksOfLane == kParts ? i : tile.lane / kLanesOfBlock;
 }
 
-// Whether a lane of a warp stands for those that hold elements of the same blocks. All rows of a warp are of one part.
+// Whether this lane stores for all lanes of its warp with elements of its blocks. A warp's rows belong to one part.
 DEVICE bool is_first_of_block() {
   return kBlocksOfLane * kLanesOfBlock < kLanes ? ptx::lane_index() % kLanesOfBlock == 0 && ptx::lane_index() < kLanes
                                                 : ptx::lane_index() == 0;
 }
 
-// The largest of a warp's elements in each block.
+// Stores the largest key of a warp's elements in each block.
 template <bool kIsOrdinary>
 DEVICE void store_warp_keys(TileStorage& shared, const Tile& tile) {
 #pragma unroll
@@ -186,7 +186,7 @@ DEVICE void store_warp_keys(TileStorage& shared, const Tile& tile) {
   }
 }
 
-// The largest in a block of the thread's part of the rows.
+// The largest magnitude in number `i` of a lane's blocks, over all rows of the thread's part.
 DEVICE float amax_of_block(const TileStorage& shared, const Tile& tile, uint32_t i) {
   uint32_t key = 0;
 #pragma unroll
@@ -195,7 +195,7 @@ DEVICE float amax_of_block(const TileStorage& shared, const Tile& tile, uint32_t
   return amax_of(key);
 }
 
-// One thread stores each block's.
+// One thread stores each block's scale.
 DEVICE void store_block_scales(const TileCastParams& p, const Tile& tile, const Divisor (&divisors)[kBlocksOfLane]) {
   if constexpr (kParts == 1) {
     if (ptx::thread_index() == 0)
@@ -214,7 +214,7 @@ DEVICE void store_block_scales(const TileCastParams& p, const Tile& tile, const 
 
 // ---- Values
 
-// `divisor(i, element)` is that of a thread's row and element.
+// Stores values as x lies. `divisor(i, element)` gives the divisor of an element in the thread's row `i`.
 template <bool kIsOrdinary, typename DivisorOf>
 DEVICE void store_tile(const TileCastParams& p, const Tile& tile, DivisorOf divisor) {
 #pragma unroll
@@ -228,10 +228,10 @@ DEVICE void store_tile(const TileCastParams& p, const Tile& tile, DivisorOf divi
   }
 }
 
-// Where a column's bytes of a team's rows are. The lanes of a team, whose columns are kVector apart, have different places.
+// A team's bytes of a column are in chunk `team ^ swizzle`: another for each lane, whose columns are kVector apart.
 DEVICE uint32_t swizzle_of(uint32_t column) { return column / kVector % kTeams; }
 
-// `divisor_of_element(e)` is that of a thread's elements in a column.
+// Stores columns in shared memory. `divisor_of_element(e)` gives the divisor of a thread's elements `e`, one column.
 template <bool kIsOrdinary, typename DivisorOf>
 DEVICE void transpose(TileStorage& shared, const Tile& tile, DivisorOf divisor_of_element) {
 #pragma unroll
@@ -254,7 +254,7 @@ DEVICE void transpose(TileStorage& shared, const Tile& tile, DivisorOf divisor_o
   }
 }
 
-// 16 bytes of a column, from row 16 * i of the tile on. Two chunks of 8 lie beside each other, and may be exchanged.
+// Loads 16 bytes of a column, from row 16 * i of the tile on. Chunks of 8 lie in pairs, swapped if the swizzle is odd.
 DEVICE ptx::Uint4 load_16_of_column(const TileStorage& shared, uint32_t column, uint32_t i) {
   const uint32_t swizzle = swizzle_of(column);
   if constexpr (kTeamRows == 16) return ptx::ld_shared_v4_b32(&shared.columns[column][(i ^ swizzle) * 16]);
@@ -283,7 +283,7 @@ DEVICE void store_columns(const TileStorage& shared, const TileCastParams& p, co
   }
 }
 
-// Tells whether it has cast the tile. It writes nothing if it takes the tile for ordinary, which it is not.
+// Casts the tile and returns true; or returns false, and writes no output, if kIsOrdinary and the tile is not ordinary.
 template <bool kIsOrdinary, bool kRowsToo>
 DEVICE bool cast_tile(TileStorage& shared, const TileCastParams& p, const Tile& tile) {
   const uint32_t thread = ptx::thread_index(), block_m = tile.row / kBlock, block_k = tile.column / kBlock;
@@ -300,7 +300,7 @@ DEVICE bool cast_tile(TileStorage& shared, const TileCastParams& p, const Tile& 
       divisors[i] = divisor_of<kIsOrdinary>(amax_of_block(shared, tile, i), p.min_amax, p.rounds_up);
       all_ordinary = all_ordinary && is_ordinary(divisors[i]);
     }
-    // All threads know a tile's only scale.
+    // If the tile has a single scale, every thread has computed it, and no vote is needed.
     if (kIsOrdinary && !(kParts == 1 ? is_ordinary(divisors[0]) : ptx::syncthreads_and(all_ordinary))) return false;
     store_block_scales(p, tile, divisors);
     const auto divisor_of_element = [&](uint32_t e) { return divisors[e / (kElements / kBlocksOfLane)]; };
@@ -346,7 +346,7 @@ DEVICE bool cast_tile(TileStorage& shared, const TileCastParams& p, const Tile& 
   return true;
 }
 
-// Casts a tile, whatever it holds. Without kRowsToo its rows are not cast, though kCastsRows.
+// Casts a tile, whatever it holds. Without kRowsToo its rows are not cast, even if kCastsRows is set.
 template <bool kRowsToo = kCastsRows>
 DEVICE void cast_any_tile(TileStorage& shared, const TileCastParams& p, const Tile& tile) {
   if (__builtin_expect(!cast_tile<true, kRowsToo>(shared, p, tile), 0)) {

@@ -1,4 +1,4 @@
-// What the kernels that cast share: elements as a lane holds them, largest magnitudes, and where scales and values lie.
+// Shared by the kernels that cast: the elements that a lane holds, largest magnitudes, and scales in memory.
 #pragma once
 #include "cast/division.cuh"
 #include "config.cuh"
@@ -8,8 +8,8 @@
 
 // ---- Elements
 //
-// A team of lanes takes kBlock columns of a row, those under one scale. A lane holds 16 bytes of them that lie beside each other
-// or, where rows may not be loaded so, four elements that are kLanes columns apart. A word has two elements of 16 bits.
+// A team of lanes takes kBlock columns of a row, which share a scale. A lane holds 16 adjacent bytes of them or, if
+// rows are not aligned (kVector == 1), four elements, kLanes columns apart. A word has two elements of 16 bits.
 
 constexpr uint32_t kLanes = kBlock / (kVector == 1 ? 4 : kVector);
 constexpr uint32_t kTeams = kNumThreads / kLanes;
@@ -18,11 +18,11 @@ constexpr uint32_t kElements = kBlock / kLanes;
 constexpr uint32_t kElementsOfWord = 4 / kInputBytes;
 constexpr uint32_t kWords = kElements / kElementsOfWord;
 
-// Number i of blocks that lie in rows of `blocks`.
+// The row and the place in its row of block number `i`, if each row has `blocks` blocks.
 struct BlockOfRows {
   uint32_t row, block;
 
-  // `reciprocal` is 2^32 / blocks, rounded down, or 2^32 - 1 if there is one. So the quotient is one too small at most.
+  // `reciprocal` is 2^32 / blocks, rounded down, or 2^32 - 1 if blocks is 1. So the quotient is at most one too small.
   DEVICE BlockOfRows(uint32_t i, uint32_t blocks, uint32_t reciprocal)
       : row(static_cast<uint64_t>(i) * reciprocal >> 32), block(i - row * blocks) {
     if (block >= blocks) ++row, block -= blocks;
@@ -33,7 +33,7 @@ struct Piece {
   uint32_t words[kWords];
 };
 
-// FP32 numbers that were computed from what a lane loaded.
+// A lane's elements as FP32 numbers, computed from its loaded pieces.
 struct Computed {
   uint32_t words[kElements];
 };
@@ -58,7 +58,7 @@ DEVICE float element_of(const Piece& piece, uint32_t element) {
 
 DEVICE float element_of(const Computed& computed, uint32_t element) { return ptx::float_of(computed.words[element]); }
 
-// Columns from `end` on, and rows that are not there, count as zeros. `row` is the address of the row's first column.
+// Loads a lane's elements. Columns from `end` on are zeros, as is a missing row. `row` is the address of its column 0.
 DEVICE Piece load_piece(const uint8_t* row, bool is_there, uint32_t first_column, uint32_t end, uint32_t lane) {
   Piece piece = {};
   if constexpr (kVector == 1) {
@@ -84,27 +84,27 @@ DEVICE Piece load_piece(const uint8_t* row, bool is_there, uint32_t first_column
 
 // ---- Ordinary and any
 //
-// Nearly all blocks are ordinary: without infinities, and not of the very smallest numbers. What casts them
-// fast (kIsOrdinary) finds out if they are not. Then the same values are cast again, in a way that is right for any.
+// Nearly all blocks are ordinary: they have no infinities, and their numbers are not extremely small. The fast cast
+// (kIsOrdinary) notices a block that is not ordinary; then the same values are cast again in the general way.
 
 // ---- Largest magnitudes
 //
 constexpr uint32_t kInfinity = 0x7f800000, kNan = 0x7fc00000;  // of FP32
 
-// A key is a word's magnitudes. A NaN is no larger than another, or the largest if kMarksBlocks; neither NaN nor infinities
-// count in blocks of any kind.
+// A key holds a word's magnitudes. The larger of two keys ignores a NaN, or is the NaN if kMarksBlocks. Without
+// kIsOrdinary, NaN and infinities count as zeros.
 
 template <bool kIsOrdinary>
 DEVICE uint32_t key_of(uint32_t word) {
   const uint32_t key = kCastsFp32 ? ptx::bits_of(ptx::abs_f32(ptx::float_of(word))) : word & 0x7fff7fff;
   if constexpr (kIsOrdinary) return key;
   if constexpr (kCastsFp32) return key >= kInfinity ? 0 : key;
-  // The sum carries what is not finite into the sign. The two of a word do not reach into each other.
+  // The sum carries into the sign bit only for infinities and NaN. No carry reaches the other half of the word.
   const uint32_t is_not_finite = (key + (kInputIsFp16 ? 0x04000400 : 0x00800080)) >> 15 & 0x00010001;
   return key & ~(is_not_finite * 0xffff);
 }
 
-// A word of two magnitudes gives the larger one of each.
+// In a word of two magnitudes, each half gets the larger one.
 DEVICE uint32_t larger_key(uint32_t a, uint32_t b) {
   if constexpr (kMarksBlocks && kCastsFp32)
     return ptx::bits_of(ptx::max_nan_f32(ptx::float_of(a), ptx::float_of(b)));
@@ -127,8 +127,8 @@ DEVICE uint32_t key_of(const Held& held) {
 DEVICE ptx::Float2 amaxes_of(uint32_t key) { return kCastsFp32 ? ptx::Float2{ptx::float_of(key), 0.f} : unpack(key); }
 DEVICE float amax_of(uint32_t key) { return amaxes_of(kCastsFp32 ? key : larger_key(key, key >> 16)).x; }
 
-// The largest keys of a team, or of a warp in a larger one, of kCount keys that each lane has: lane i gets that of
-// keys[i % kCount]. Each lane hands half of its keys to another lane, until one key is left.
+// Each lane has kCount keys; lane i gets the largest keys[i % kCount] of its team, or of its warp if a team has
+// several. In each step a lane hands half of its keys to another lane, until it has one key left.
 template <uint32_t kCount>
 DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
   static_assert((kCount & (kCount - 1)) == 0 && kCount <= kLanes, "a lane for each key");
@@ -139,7 +139,7 @@ DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
       const bool is_odd = (lane & distance) != 0;
 #pragma unroll
       for (uint32_t i = 0; i < kCount / 2 / distance; ++i) {
-        // Values are chosen, not places: an index that only a lane knows costs a comparison for each key.
+        // Selects values, not indices: an index that differs between lanes costs a comparison for each key.
         const uint32_t even = keys[2 * i], odd = keys[2 * i + 1];
         keys[i] = larger_key(is_odd ? odd : even, ptx::shfl_sync(is_odd ? even : odd, other));
       }

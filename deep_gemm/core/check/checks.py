@@ -96,22 +96,22 @@ def pair(name: str, operand: Operand) -> Operand:
 
 
 def no_gradient(name: str, x: object) -> None:
-    """Refuse, in grad mode, what was computed from something that requires a gradient: here it would be lost.
+    """Refuse, in grad mode, a tensor computed from one that requires a gradient: the gradient would be lost here.
 
-    Whoever computes under torch.no_grad() asks this before.
+    Callers that compute under torch.no_grad() call this before.
     """
     if torch.is_grad_enabled() and isinstance(x, Tensor) and _carries_gradient(x):
         refuse_gradient(name)
 
 
 def written(name: str, d: object) -> None:
-    """Refuse, in grad mode, an output that requires a gradient, a leaf too: autograd does not see it written."""
+    """Refuse, in grad mode, an output that requires a gradient, even a leaf: autograd does not see the write."""
     if wants_gradient(d):
         refuse_gradient(name)
 
 
 def without_gradients(given: Mapping[str, Tensor]) -> None:
-    """Refuse, in grad mode, each of these that requires a gradient, a leaf too, which would be lost here."""
+    """Refuse, in grad mode, a given tensor that requires a gradient, even a leaf: the gradient would be lost here."""
     for name, x in given.items():
         written(name, x)
 
@@ -122,16 +122,16 @@ def wants_gradient(*given: object) -> bool:
 
 
 def cuts_gradient(operands: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """Tell whether a product of these values and scales, with C and D among the others, would cut a gradient's way."""
+    """Tell whether a product would cut a gradient's way. `operands` are values and scales; `others` include C and D."""
     return torch.is_grad_enabled() and (any(map(_carries_gradient, operands)) or any(x.requires_grad for x in others))
 
 
 def _carries_gradient(x: Tensor) -> bool:
-    """Tell whether a gradient would flow through an operand to what it was computed from.
+    """Tell whether a gradient would flow through an operand to the tensors that it was computed from.
 
-    It ends in a leaf, and in a view of one. These are let through: programs keep FP8 weights and their scales in
-    Parameters, which require a gradient unless told otherwise, and call products in grad mode. Nobody trains values of
-    eight bits.
+    A gradient ends in a leaf, and in a view of a leaf, so both are let through: programs keep FP8 weights and their
+    scales in Parameters, which require a gradient unless told otherwise, and call products in grad mode. They do not
+    train values of eight bits.
     """
     return x.requires_grad and not (x if x._base is None else x._base).is_leaf
 
@@ -273,7 +273,7 @@ def apart(name: str, x: Tensor) -> None:
 
 
 def nothing(name: str, value: object, hint: str = "", expected: object = None) -> None:
-    """Refuse a keyword of other GPUs or of later years, unless it asks for nothing."""
+    """Refuse a keyword for other GPUs or newer releases, unless it asks for nothing."""
     if value is not expected:
         got = type(value).__name__ if isinstance(value, Tensor) else repr(value)
         raise NotImplementedError(f"{name}: expected {expected}, got {got}{hint}")
@@ -444,7 +444,7 @@ def depths_of_ends(ends: Tensor | None, alignment: int, name: str = "ks_tensor")
 
 
 def integers(name: str, given: object) -> tuple[int, ...]:
-    """Check that these are integers, in a list or in a tensor, which the host then reads."""
+    """Get integers from a list, or from a tensor, which the host reads; refuse anything else."""
     if isinstance(given, Tensor):
         readable(name, tensor(name, given))
         given = given.tolist()

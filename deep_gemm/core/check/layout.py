@@ -158,7 +158,7 @@ def with_usual_strides(sf: Tensor) -> Tensor:
 def empty_mn_major(sf: Tensor, num_k_blocks: int | None = None) -> Tensor:
     """Make room for the same scales in the layout that TMA loads: m-major, in rows of a multiple of 16 bytes.
 
-    With `num_k_blocks` of a row for FP32, whatever type and number the scales have.
+    With `num_k_blocks`, make room for that number of FP32 scales in each row, whatever type and number `sf` has.
     """
     *outer, of_row = sf.shape
     pitch = pitch_of_scales(outer[-1])
@@ -168,7 +168,7 @@ def empty_mn_major(sf: Tensor, num_k_blocks: int | None = None) -> Tensor:
 
 
 def address(name: str, x: Tensor, alignment: int) -> None:
-    """Check that a tensor begins at a multiple of so many bytes."""
+    """Check that a tensor begins at a multiple of `alignment` bytes."""
     if has_memory(x) and x.data_ptr() % alignment:
         raise ValueError(f"{name}: expected an address that is a multiple of {alignment} bytes, got {x.data_ptr():#x}")
 
@@ -188,7 +188,7 @@ def check_dense(name: str, x: object) -> None:
 
 
 def check_scales(sf: Tensor) -> None:
-    """Check that these are FP32 scales of a matrix or of several."""
+    """Check FP32 scales of a matrix or of several matrices."""
     check_dense("sf", sf)
     if sf.dtype != torch.float32:
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
@@ -196,7 +196,7 @@ def check_scales(sf: Tensor) -> None:
 
 
 def check_shape_of_scales(sf: Tensor) -> None:
-    """Check scales of any type: of a matrix or of several."""
+    """Check scales of any type, of a matrix or of several matrices."""
     check_dense("sf", sf)
     if sf.dim() not in (2, 3):
         raise ValueError(f"sf: expected shape (mn, k_blocks) or (groups, mn, k_blocks), got {tuple(sf.shape)}")
@@ -204,7 +204,7 @@ def check_shape_of_scales(sf: Tensor) -> None:
 
 
 def check_powers_of_two(name: str, x: Tensor) -> None:
-    """Check that FP32 numbers are powers of two, or no numbers; the host reads values on the CPU alone."""
+    """Check that FP32 numbers are powers of two, infinities or NaN. Values on a GPU are not read, so not checked."""
     check_dense(name, x)
     if x.dtype != torch.float32:
         raise ValueError(f"{name}: expected dtype torch.float32, got {x.dtype}")
@@ -239,7 +239,7 @@ def block_under_a_scale(
 
 def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
     """Get a recipe as a tuple of integers. The caller checks their values."""
-    # A tensor has no place in it: to compare one waits for the GPU, and gives no truth value where it has several.
+    # No tensor may be in a recipe: comparing one waits for the GPU, and gives no truth value for several elements.
     is_sequence = isinstance(recipe, Sequence) and not isinstance(recipe, str)
     if not is_sequence or any(as_integer(x) is None and hasattr(x, "shape") for x in recipe):
         raise ValueError(f"{name}: expected a tuple of integers, got {recipe!r}")
@@ -248,7 +248,7 @@ def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
 
 
 def either(choices: Sequence[object]) -> str:
-    """List what is allowed, in words.
+    """List choices, in words.
 
     >>> either([1, 2, 3])
     '1, 2 or 3'
@@ -258,7 +258,7 @@ def either(choices: Sequence[object]) -> str:
 
 
 def _stated(recipe: Recipe | None, is_sfa: bool | None) -> tuple[int, ...]:
-    """Rows and columns under a scale of one side."""
+    """Give the rows and columns under a scale of one side."""
     stated = RECIPE_1D2D if recipe is None else recipe_numbers("recipe", recipe)
     if stated in (*RECIPES_OF_A, *RECIPES_OF_B):
         return stated

@@ -1,4 +1,4 @@
-"""Memory of torch's allocator that a call needs besides its output. If there is none, the error says for what."""
+"""Memory of torch's allocator that a call needs besides its output. If memory runs out, the error names the purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..shadow import target
 def empty(
     what: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, strides: Sequence[int] | None = None
 ) -> Tensor:
-    """Make a tensor as torch does, of these strides or none in between; or room for one in the record that is made."""
+    """Make a tensor with these strides, or contiguous; or, while a record is made, room for one in the record."""
     into = target()
     if into is not None:
         return into.room(shape, dtype, strides)  # type: ignore[no-any-return]

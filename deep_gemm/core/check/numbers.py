@@ -35,7 +35,7 @@ def integer_in_range(name: str, value: object, low: int, high: int = INT32_MAX) 
     """Get a caller's integer; refuse one that is out of range, and anything else."""
     number = as_integer(value)
     if number is not None and (isinstance(number, SymInt) or is_dynamo_compiling()):
-        return number  # a comparison would bind what is compiled to its answer; the operator checks the number
+        return number  # a comparison would become a guard of the compiled code; the operator checks the number
     if number is None or not low <= number <= high:
         raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")
     return number

@@ -15,14 +15,14 @@ NO_RECIPES: Recipes = (None, None, None)
 
 
 class Scales(NamedTuple):
-    """A way to scale an operand: so many rows and columns share a scale."""
+    """A way to scale an operand: `rows` rows and `columns` columns share a scale."""
 
     rows: int
     columns: int
 
 
 class Values(NamedTuple):
-    """A kind of numbers, by the name that PTX has for it, and the type of tensors that hold it."""
+    """A kind of numbers: its name in PTX, and the type of tensors that hold it."""
 
     name: str
     bits: int
@@ -36,13 +36,13 @@ VALUES = E4M3, E2M1, BFLOAT16 = (
     Values("bf16", 16, 8, torch.bfloat16),  # without scales
 )
 PER_ROW = Scales(1, SCALE_BLOCK)
-"""A scale for 128 columns of each row: A's usual ones; with B's ("1D1D") those of gradients of weights."""
+"""A scale for 128 columns of each row: usual for A; for A and B ("1D1D") in gradients of weights."""
 PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)
-"""B's usual ones ("1D2D")."""
+"""A scale for each 128x128 block: usual for B ("1D2D")."""
 PER_64 = Scales(1, 64)
-"""A scale for 64 columns of each row, as rows have that a product activated."""
+"""A scale for 64 columns of each row, which a product gives to rows that it activates."""
 MX = Scales(1, 32)
-"""FP4's, powers of two in UE8M0, and MXFP8's."""
+"""A scale for 32 columns of each row: of FP4, powers of two in UE8M0, and of MXFP8."""
 WHOLE, TENSOR = Scales(1, 0), Scales(0, 0)
 """A scale for all columns of each row, and one for all rows too: 0 says "all"."""
 _KNOWN = RECIPES, (*RECIPES_OF_A, (1, 0), (0, 0)), (*RECIPES_OF_B, (1, 0), (0, 0))
@@ -54,7 +54,7 @@ FOR_ROWS_OF_B = "; recipe=(1, 1, 128) takes a scale for each row"
 
 
 def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
-    """Give the scales of A and of B that a caller states; those of fewer columns than `finest` are refused."""
+    """Give the scales of A and of B that a caller states; refuse scales of fewer columns than `finest`."""
     if all(recipe is None for recipe in recipes):  # by identity: == of numpy arrays has no truth value
         return USUAL
     names = ("recipe", "recipe_a", "recipe_b")
@@ -78,7 +78,7 @@ def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
 
 @cache
 def taken(of_a: Scales, of_b: Scales) -> tuple[Scales, Scales]:
-    """Give the scales that kernels take: a scale of all of k is repeated along k beside others."""
+    """Give the scales that kernels take: a scale of all of k is repeated along k if the other side has finer scales."""
     if not of_a.columns and not of_b.columns:
         return WHOLE, WHOLE
     repeated = PER_ROW if of_b.rows else PER_BLOCK
@@ -86,12 +86,12 @@ def taken(of_a: Scales, of_b: Scales) -> tuple[Scales, Scales]:
 
 
 def scales_of_b(recipes: Recipes) -> Scales:
-    """Give the scales of B that a caller states, for a product that takes those of 128x128 blocks or of rows alone."""
+    """Give the scales of B that a caller states, for a product that takes scales of 128x128 blocks or of rows only."""
     return scales_of(recipes, SCALE_BLOCK)[1]
 
 
 def whole_recipe(recipes: Recipes) -> Recipe | None:
-    """Give the one recipe that says what a caller's three say, None for the usual one; where sides differ, both."""
+    """Merge a caller's three recipes into one: None for the usual scales, four numbers if the sides' columns differ."""
     of_a, of_b = found = scales_of(recipes)
     if found == USUAL:
         return None
@@ -99,12 +99,12 @@ def whole_recipe(recipes: Recipes) -> Recipe | None:
 
 
 def recipes_of(recipe: Recipe | None) -> Recipes:
-    """Give the recipes of `whole_recipe`: one for both sides, or of four numbers two for each."""
+    """Give the three recipes that `whole_recipe` merged: one for both sides, or, of four numbers, two for each side."""
     if recipe is not None and len(recipe) == 4:
         return None, recipe[:2], recipe[2:]
     return recipe, None, None
 
 
 def default_dtype(of_b: Scales) -> torch.dtype:
-    """Type of a D that the caller left out."""
+    """Give the type of a D that the caller left out."""
     return torch.float32 if of_b.rows == 1 and of_b != WHOLE else torch.bfloat16

@@ -1,7 +1,7 @@
 """Tell when torch must see a call as an operator, and which tensors have no memory.
 
-A call goes straight to its kernel unless somebody traces it, or observes what torch does. Then it is an operator of
-`torch.ops.deep_gemm` (see ops/), whose fake kernel makes the same checks of tensors that have shapes and types alone.
+A call goes straight to its kernel unless it is traced, or something observes torch's operators. Then it is an operator
+of `torch.ops.deep_gemm` (see ops/), whose fake kernel makes the same checks of tensors without memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def dispatch_is_on() -> bool:
 
 
 def handles_operators(*given: object) -> bool:
-    """Tell whether one of these, or of a pair among them, must get operators: by its class, or on "meta" for shapes."""
+    """Tell whether one of these, or a member of a pair, must get operators: for its class, or for being on "meta"."""
     for x in given:
         kind = type(x)
         if isinstance(x, Tensor) and x.is_meta:
@@ -70,5 +70,5 @@ def refuse_transforms() -> None:
 
 
 def has_memory(x: Tensor) -> bool:
-    """Tell whether a tensor has an address and elements. In a fake kernel none has, nor while Dynamo traces."""
+    """Tell whether a tensor has an address and elements: in a fake kernel, or while Dynamo traces, it has none."""
     return not (is_dynamo_compiling() or isinstance(x, FakeTensor) or x.is_meta)

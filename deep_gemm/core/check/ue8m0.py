@@ -51,8 +51,8 @@ def scales(
 ) -> Tensor:
     """Check scales of E4M3 values, FP32 or UE8M0 if a side's scales are fine, and give UE8M0 as words.
 
-    They are `of` so many values, those of the other side `beside` them; FP4's are fine. Bytes are the same memory if
-    whole words lie in it.
+    `of` says how many values share a scale here, `beside` on the other side; scales of FP4 are fine. Bytes become words
+    in the same memory if it holds whole words.
     """
     if not of.columns:
         return _of_all_k(name, sf.mT if transposed and sf.dim() > 1 else sf, axis, outer, k, of, beside)
@@ -87,7 +87,7 @@ def _of_all_k(name: str, sf: Tensor, axis: str, outer: tuple[int, ...], k: int, 
 
 
 def words_of(exponents: Tensor) -> Tensor:
-    """Give bytes as words: the same memory if whole words lie in it, else a copy, filled up with zeros."""
+    """Give bytes as words: the same memory if it holds whole words, else a copy, filled up with zeros."""
     exponents = exponents.view(torch.uint8)
     groups = exponents.shape[-1]
     if not groups:  # torch refuses to view bytes with strides of 1 as words, even an empty tensor
@@ -100,7 +100,7 @@ def words_of(exponents: Tensor) -> Tensor:
 
 
 def lie_in_words(exponents: Tensor) -> bool:
-    """Tell whether whole words lie in the memory of bytes."""
+    """Tell whether the memory of bytes consists of whole words."""
     strides = exponents.stride()
     return (
         exponents.shape[-1] % UE8M0_PER_WORD == 0

@@ -65,14 +65,14 @@ def _cache() -> KernelCache:
 
 
 def directories() -> tuple[Path, ...]:
-    """The folders in which kernels are looked for: those of the settings, and that of a wheel."""
+    """List the folders that are searched for kernels: the folders of the settings, and a wheel's."""
     return _cache().directories
 
 
 def _compiler(kernel_cache: KernelCache) -> str:
-    """The build of NVRTC whose kernels are used: the one that is here, else the one that made the newest of the cache.
+    """Give the build of NVRTC whose kernels are used: the installed one, else the one of the cache's newest kernel.
 
-    So a machine without NVRTC runs the kernels that another has made for it.
+    So a machine without NVRTC runs the kernels that another machine has made for it.
     """
     try:
         return compiler_version()
@@ -107,7 +107,7 @@ def build(
         kernel = kernel_cache.load(name, key)
         if kernel is None:
             with kernel_cache.builder(name, key):
-                kernel = kernel_cache.load(name, key)  # somebody may have made it in the meantime
+                kernel = kernel_cache.load(name, key)  # another thread or process may have made it
                 if kernel is None:
                     kernel = replace(_compiled(source, headers, name, passes), config=config)
                     done = [f"{p.name} {p.version}" for p in passes]

@@ -2,8 +2,8 @@
 
 One file holds one kernel (entry.py). It is written under a temporary name and renamed, and its digest is checked on
 load. A truncated, empty or damaged file, or one of another format, is a miss, never an error. A kernel is machine
-code, which runs with all that its process may do, so nothing is loaded from folders and files that somebody else could
-have written.
+code, which runs with all rights of its process, so nothing is loaded from folders and files that other users could have
+written.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class KernelCache:
     def __init__(self, *directories: Path, only_read: tuple[Path, ...] = (), limit_bytes: int = NO_LIMIT) -> None:
         self.directories = (*directories, *only_read)
         self.directory = written_directory(directories)
-        """The one that is written."""
+        """The directory that is written to."""
         self._only_read = only_read
         self._limit_bytes = limit_bytes
         self._memory: dict[str, CompiledKernel] = {}
@@ -80,14 +80,14 @@ class KernelCache:
         self._warned: set[object] = set()
 
     def path(self, name: str, key: str) -> Path:
-        """The file in which a kernel is kept."""
+        """Give the file of a kernel."""
         return self.directory / file_name(name, key)
 
     def builder(self, name: str, key: str) -> AbstractContextManager[None]:
         """Let one thread of one process at a time build this kernel."""
         with contextlib.suppress(OSError):
             make_directory(self.directory)
-        # Not in somebody else's folder, who might hold the lock for ever.
+        # No lock file in a folder of another user, who might hold the lock for ever.
         among_processes = can_be_written(self.directory)
         file = self.directory / f".{name}-{key}{one_builder.SUFFIX}"
         return one_builder.one_builder(file, among_processes=among_processes)
@@ -124,7 +124,7 @@ class KernelCache:
             evict(self.directory, self._limit_bytes, keep=path)
 
     def newest_compiler(self) -> str | None:
-        """The build of NVRTC that made the newest kernel which may be loaded; None if there is none. It is kept."""
+        """Give the build of NVRTC that made the newest loadable kernel, None without one. The answer is kept."""
         if self._newest_compiler is not None:
             return self._newest_compiler
         # A wheel first: it was made to be used without a compiler, and has more kernels than were needed here before.
@@ -161,7 +161,7 @@ class KernelCache:
                 raise Unsound("it is not trusted")
             kernel = unpack(read_whole(file), name, key)
             if path.parent == self.directory and time.time() - file.state.st_atime > _FRESH_S:
-                # The file system may not note that it was read; when it was written is left as it is.
+                # The file system may not note that the file was read. The time when it was written is left as it is.
                 with contextlib.suppress(OSError):
                     os.utime(file.descriptor, ns=(time.time_ns(), file.state.st_mtime_ns))
             return kernel
@@ -181,7 +181,7 @@ class KernelCache:
 
 
 def written_directory(directories: Sequence[Path]) -> Path:
-    """The first that can be written; the first of all if none can."""
+    """Give the first directory that can be written; if none can, the first of all."""
     return next((directory for directory in directories if can_be_written(directory)), directories[0])
 
 
@@ -204,8 +204,8 @@ def why_not_taken(path: Path, state: os.stat_result) -> str | None:
 def why_untrusted(state: os.stat_result, package: os.stat_result | None = None) -> str | None:
     """Say why nothing may be loaded from a file or folder in this state; None if it may.
 
-    Root can write anywhere anyway, so what is root's is trusted: a container image is such. With the state of a file of
-    the `package`, what is its owner's is trusted too, and what is as open: who can change its code needs no kernel.
+    Root can write anywhere anyway, so root's files are trusted, as in a container image. With the state of a file of
+    the `package`, its owner and its writers are trusted too: a user who can change its code needs no kernel.
     """
     owners, writers = {os.geteuid(), 0}, stat.S_IWGRP | stat.S_IWOTH
     if package is not None:
@@ -225,7 +225,7 @@ def make_directory(directory: Path) -> None:
 
 
 def write_entry(path: Path, data: bytes) -> None:
-    """Write a kernel's file, in one piece for whoever reads it meanwhile."""
+    """Write a kernel's file so that a reader sees all of it or none."""
     # In the same directory, because a rename is atomic only within a file system. Not `tempfile`: other users could not
     # read its files, and a cache may be read by them.
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -288,7 +288,7 @@ def files_in(directory: Path) -> list[Path]:
 
 
 def left_behind(directory: Path) -> list[Path]:
-    """List what else was written there: dumps, bad files, failed sources, what processes were killed over."""
+    """List all other files written there: dumps, bad files, failed sources, files of killed processes."""
     beside = [
         path
         for path in _within(directory)

@@ -37,10 +37,10 @@ class CompileError(RuntimeError):
         self.options = options
         self.source = source
         self.source_path: Path | None = None
-        """The file to which the cache wrote the source."""
+        """The file that the cache wrote the source to."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is pickled as its class and `args`, which lack what is given by keyword. A worker's error that
+        # An exception is pickled as its class and `args`, which lack arguments given by keyword. A worker's error that
         # cannot be unpickled hangs the pool that waits for it.
         made = partial(type(self), log=self.log, options=self.options, source=self.source)
         return made, self.args, {"source_path": self.source_path}
@@ -52,7 +52,7 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Machine code, and what the compiler said about it."""
+    """Machine code, and the compiler's messages about it."""
 
     name: str
     cubin: bytes
@@ -63,7 +63,7 @@ class CompiledKernel:
 
 
 def full_options(options: Iterable[str], arch: str = ARCH) -> tuple[str, ...]:
-    """The options given to NVRTC: the caller's, and those that every compilation needs."""
+    """Give all options for NVRTC: the caller's, and the ones that every compilation needs."""
     return (
         f"--gpu-architecture={arch}",
         "--ptxas-options=-v",  # registers, spills and performance notes in the log

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from . import ptxas_log
 
 # By the low 9 bits; the 3 bits above say where operands come from (FFMA is 0x223 on registers, 0x823 with an
-# immediate). The mnemonics are those of nvdisasm 12.8.
+# immediate). The mnemonics are nvdisasm 12.8's.
 _MNEMONICS = {
     0x002: "MOV",
     0x020: "FMUL",
@@ -150,7 +150,7 @@ class KernelCode:
     registers: int
     """Per thread, at launch."""
     stack_frame_bytes: int
-    """Local memory per thread, including that of functions it calls."""
+    """Local memory per thread, including the memory of functions it calls."""
     static_shared_bytes: int
     """Bytes as the driver counts them: with the alignment of a dynamic array, without the system's 1024 bytes."""
     code_bytes: int

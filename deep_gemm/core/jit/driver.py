@@ -22,7 +22,7 @@ class DriverError(RuntimeError):
 
 
 class LaunchError(DriverError):
-    """A kernel was not launched: what was asked of the GPU, it refuses."""
+    """A kernel was not launched, because the GPU refused the launch."""
 
 
 class EarlierError(DriverError):
@@ -46,7 +46,7 @@ OF_EARLIER_KERNELS = frozenset(
         "CUDA_ERROR_TENSOR_MEMORY_LEAK",
     }
 )
-"""Errors of kernels that run. Any later call of the driver gives them, and no call can have caused them itself."""
+"""Errors of running kernels. Any later call of the driver returns them, and that call is never their cause."""
 
 
 @cache
@@ -114,7 +114,7 @@ class Kernel:
 
 
 CODES_OF_ANOTHER_CUDA = ("NO_BINARY_FOR_GPU", "INVALID_IMAGE", "UNSUPPORTED_PTX_VERSION")
-"""Codes by which a driver refuses machine code that it does not know."""
+"""Error codes of a driver that does not know a kernel's machine code."""
 OLDEST_COMPILER = (12, 8)
 """NVRTC that is supported."""
 
@@ -145,7 +145,7 @@ def _if_too_old(compiled: CompiledKernel, said: str) -> str:
 
 
 PORTABLE_CLUSTER = 8
-"""CTAs of a cluster that every GPU runs. A kernel of more has to say that it knows."""
+"""Largest cluster, in CTAs, that every GPU runs. A kernel with larger clusters must ask for them."""
 _OnePointer = ctypes.c_void_p * 1
 
 
@@ -159,7 +159,7 @@ class ParamsBuffer:
         before = -start % MAP_ALIGNMENT
         self.address = start + before
         self.bytes = memoryview(memory)[before : before + size]
-        """Whoever writes past them gets a ValueError."""
+        """Writing past them is a ValueError."""
         self.words = self.bytes.cast("Q")
         self.pointers = _OnePointer(self.address)
 
@@ -215,7 +215,7 @@ class Launcher:
         _checked(f"cuLaunchKernelEx of {self.text()}", (status,), LaunchError)
 
     def text(self) -> str:
-        """Say what is launched, for an error's text."""
+        """Describe the launch, for an error's text."""
         clusters = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
         return (
             f"{self.kernel.name}{f' ({self.of})' if self.of else ''} with {self.config.gridDimX} CTAs{clusters}, "

@@ -4,8 +4,8 @@
     line 2  {"key": ..., "name": ..., "compiler": ..., "config": ..., "options": ..., "passes": ..., "log": ...}
     rest    the cubin
 
-`head -2 <file>` shows a person what it is. The bytes may come from anywhere, so whatever is wrong with them is an
-`Unsound` that says what, and nothing is unpickled.
+`head -2 <file>` describes a file to a person. The bytes may come from anywhere, so each fault in them is an `Unsound`
+that names the fault, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -84,15 +84,15 @@ def unpack_named(data: bytes, file: str) -> CompiledKernel:
 
 
 def read_entry(path: Path) -> CompiledKernel:
-    """The kernel in a file; Unsound, or an OSError, if there is none."""
+    """Read the kernel of a file; raise Unsound, or an OSError, if the file holds none."""
     with open_regular(path) as file:
         return unpack_named(read_whole(file), path.name)
 
 
 class open_regular:  # noqa: N801  a context manager, called as a function
-    """A file open for reading, with its state; Unsound if it is none.
+    """A file open for reading, with its state; Unsound if it is no regular file.
 
-    Only regular files are read: to open a pipe, for one, would wait for somebody to write.
+    Only regular files are read: reading a pipe, for one, would wait for a writer.
     """
 
     def __init__(self, path: Path) -> None:

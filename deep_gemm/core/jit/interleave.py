@@ -6,7 +6,7 @@ second operand). From 12.9 on NVRTC gives the slot away at every other FFMA (yie
 operand (reuse 0). The scheduler's other warps can then issue their products in between. The pass does the same to code
 of the older compilers.
 
-What it may change, and why no result can change:
+The pass changes little, so that no result can change:
 
 - Only the yield and reuse bits of promotion FFMAs: FFMA on registers, without predicate or modifier, whose first
   operand is an accumulator of one of the kernel's QGMMAs. Any other instruction stays as it is, bit for bit.

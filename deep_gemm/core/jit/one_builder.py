@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 SUFFIX = ".lock"
 PATIENCE_S = 60.0
-"""A builder goes on after so long beside one that holds the lock: that one may be stopped, or its machine gone."""
+"""A builder waits this long for the lock's holder, then goes on without it: the holder may be stopped or gone."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.1
 
 
@@ -47,7 +47,7 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 @contextlib.contextmanager
 def one_builder(path: Path, *, among_processes: bool = True) -> Iterator[None]:
-    """Hold the lock file `path`, which is removed afterwards, or go on without it where that cannot be had."""
+    """Hold the lock file `path`, which is removed afterwards, or go on without it if it cannot be locked."""
     until = time.monotonic() + PATIENCE_S
     of_threads = _threads.lock(path)
     is_alone = of_threads.acquire(timeout=max(until - time.monotonic(), 0))
@@ -58,7 +58,7 @@ def one_builder(path: Path, *, among_processes: bool = True) -> Iterator[None]:
         finally:
             if descriptor is not None:
                 with contextlib.suppress(OSError):
-                    path.unlink()  # before it is closed, else this might be the file of whoever comes next
+                    path.unlink()  # before closing it, or this could remove the next holder's file
                 os.close(descriptor)
     finally:
         if is_alone:
@@ -66,7 +66,7 @@ def one_builder(path: Path, *, among_processes: bool = True) -> Iterator[None]:
 
 
 def _locked(path: Path, until: float) -> int | None:
-    """Descriptor of the lock file, locked; None if it cannot be locked, or not in time."""
+    """Lock the lock file and give its descriptor; None if it cannot be locked in time."""
     pause = _FIRST_POLL_S
     while True:
         try:
@@ -86,7 +86,7 @@ def _try_to_lock(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The holder before may have removed this file after it was opened here: then a lock on it excludes nobody.
+        # The holder before may have removed this file after it was opened here: then its lock keeps no process out.
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
     except (BlockingIOError, PermissionError, FileNotFoundError):  # held by another, or just removed

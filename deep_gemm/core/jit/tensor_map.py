@@ -45,7 +45,7 @@ class TensorMap(NamedTuple):
         if not (min(self.sizes) >= 1 and max(self.sizes) <= 1 << 32):
             return f"expected sizes in 1..2^32, got {self.sizes}"
         for stride in self.strides:
-            # A stride of 0 repeats what is there: groups that share a weight.
+            # A stride of 0 repeats the same elements, as for groups that share a weight.
             if not 0 <= stride < 1 << 40 or stride % ADDRESS_ALIGNMENT:
                 return f"expected strides that are multiples of 16 bytes, got {self.strides}"
         if not (min(self.box) >= 1 and max(self.box) <= MAX_BOX):

@@ -1,4 +1,4 @@
-"""Copies of what a kernel has written, for the host: the one place that reads a GPU's memory, or waits for it."""
+"""Copies of a kernel's results to the host: the one place that reads a GPU's memory, or waits for a GPU."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor
 from . import driver
 
 _WRITTEN_TO: list[tuple[Tensor, Tensor]] = []
-"""Memory of copies that had not ended when nobody waited for them any more."""
+"""Memory of copies that were under way when their `ToHost` was dropped."""
 
 
 class ToHost:
     """Copies from a tensor of a GPU to one in pinned memory of the host, again and again.
 
-    torch's own copy and event take the host two to four times as long, for which a GPU waits.
+    torch's own copy and event take two to four times as long on the host, and a GPU waits for the host.
     """
 
     def __init__(self, source: Tensor, target: Tensor) -> None:
         self._is_under_way = False
-        self._tensors = source, target  # what is copied stays where it is
+        self._tensors = source, target  # keeps both tensors' memory
         self._addresses = target.data_ptr(), source.data_ptr(), source.nbytes
         self._device = source.get_device()
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -44,6 +44,6 @@ class ToHost:
             _WRITTEN_TO.append(self._tensors)
 
     def wait(self) -> None:
-        """Wait until the copy has come that began last."""
+        """Wait for the copy that began last."""
         self._done.synchronize()
         self._is_under_way = False

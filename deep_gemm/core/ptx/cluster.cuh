@@ -14,9 +14,9 @@ DEVICE uint32_t cluster_rank() {
   return rank;
 }
 
-// All threads that have not exited, converged by warp. What was written before the arrival can be read after the wait.
+// Called by all threads that have not exited, converged by warp. After the wait, earlier writes of all can be read.
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-// Says only that this thread has come so far, and costs no memory barrier.
+// Only announces that this thread has arrived: it orders no accesses, so it costs no memory barrier.
 DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEVICE void cluster_sync() {
@@ -31,8 +31,8 @@ DEVICE uint32_t mapa(const void* pointer, uint32_t cta_rank) {
   return remote;
 }
 
-// Stores 16 bytes in that CTA and does not wait for them to land. Its mbarrier expects and counts them; who waits there
-// by mbarrier_wait_parity_cluster may read them. (PTX ISA, "st.async".)
+// Stores 16 bytes in that CTA and does not wait for them to land. Its mbarrier expects and counts them; its threads may
+// read them after mbarrier_wait_parity_cluster. (PTX ISA, "st.async".)
 DEVICE void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t cta_rank, float x, float y, float z, float w) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                    mapa(pointer, cta_rank)),

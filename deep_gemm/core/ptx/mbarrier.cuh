@@ -1,8 +1,8 @@
 // mbarrier: a phase completes when all expected arrivals came and all announced bytes landed.
 // (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".)
 //
-// Phases alternate between parity 0 and 1. Waiting for a parity returns once the phase of that parity is over, so a new
-// barrier holds up those who wait for 0 and lets pass those who wait for 1.
+// Phases alternate between parity 0 and 1. Waiting for a parity returns once the phase of that parity is over, so on
+// a new barrier a wait for 0 blocks, and a wait for 1 returns at once.
 #pragma once
 #include "ptx/platform.cuh"
 
@@ -19,9 +19,9 @@ DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-// Arrives, if `is_arriving`, when `loaded` is there, the last value that the warp has loaded from shared memory. A load on
-// its way does not hold up an arrival, whatever the memory model says of the two: on an H200, with other warps' loads
-// ahead of it, it read what TMA wrote after the arrival. (An odd number and an address differ; ptxas does not see that.
+// Arrives, if `is_arriving`, once the load of `loaded` is done, the warp's last load from shared memory. By itself a
+// load in flight does not hold up an arrival, whatever the memory model says: on an H200, queued behind other warps'
+// loads, it read data that TMA wrote after the arrival. (An odd number and an address differ; ptxas does not see that.
 // One predicate for both conditions, because a branch in the loop costs more.)
 DEVICE void mbarrier_arrive_after(uint64_t* barrier, uint32_t loaded, bool is_arriving) {
   asm volatile(
@@ -47,7 +47,7 @@ DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
 }
 
 // Arrives at the barrier that lies at the same offset in CTA `cta_rank` of the cluster, which may be this one. It gives
-// back memory that this CTA has read. To publish what was written into the other CTA, use a cluster barrier:
+// back memory that this CTA has read. To publish writes into the other CTA, use a cluster barrier:
 // .release.cluster would do it here, but compiles to a memory barrier each time.
 DEVICE void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {
   asm volatile(
@@ -60,7 +60,7 @@ DEVICE void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {
       : "memory");
 }
 
-// The same if `is_arriving`, when `loaded` is there; see mbarrier_arrive_after.
+// The same if `is_arriving`, once the load of `loaded` is done; see mbarrier_arrive_after.
 DEVICE void mbarrier_arrive_cluster_after(uint64_t* barrier, uint32_t cta_rank, float loaded, bool is_arriving) {
   asm volatile(
       "{\n"
@@ -112,7 +112,7 @@ DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// The same where other CTAs of the cluster wrote what is waited for.
+// The same, where the awaited data was written by other CTAs of the cluster.
 DEVICE void mbarrier_wait_parity_cluster(uint64_t* barrier, uint32_t parity) {
   uint32_t is_over;
   do {

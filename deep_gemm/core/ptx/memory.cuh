@@ -4,16 +4,16 @@
 
 namespace ptx {
 
-// Asks for the line of 128 bytes that has this address, into the L2.
+// Loads the line of 128 bytes that contains this address into the L2.
 DEVICE void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory"); }
 
 // ---- Global to shared memory, with no register in between
 
-// 16 bytes.
+// Copies 16 bytes.
 DEVICE void cp_async_16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(shared)), "l"(global) : "memory");
 }
-// Until all is there that this thread has copied so; other threads see it once they meet this one at a barrier.
+// Waits for all such copies of this thread. Other threads see the data once they meet this one at a barrier.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // ---- Shared memory: by a pointer, some also by the address that smem_address gives.
@@ -98,7 +98,7 @@ DEVICE void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t 
                : "memory");
 }
 
-// ---- Global memory. ".nc": nobody writes it while the kernel runs.
+// ---- Global memory. ".nc": no thread may write it while the kernel runs.
 
 DEVICE float ld_global_f32(const void* pointer) {
   float value;
@@ -192,26 +192,26 @@ DEVICE void st_global_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, 
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Returns what was there before. Relaxed: it orders no other access.
+// Returns the value before the addition. Relaxed: it orders no other access.
 DEVICE uint32_t atom_add(uint32_t* pointer, uint32_t value) {
   uint32_t before;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
   return before;
 }
 
-// Acquires what others released by it and releases what this thread knows of, so blocks that count with it see each other's stores.
+// Acquires and releases, so a block that counts with it sees the stores of all blocks that have counted before.
 DEVICE uint32_t atom_add_acq_rel_b32(uint32_t* pointer, uint32_t value) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
   return before;
 }
-// From the L2: an L1 may have what an earlier kernel read there.
+// Reads from the L2, since an L1 may hold an old value that an earlier kernel read.
 DEVICE uint32_t ld_relaxed_gpu_b32(const void* pointer) {
   uint32_t value;
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
   return value;
 }
-// Between GPUs: who loads with acquire what was stored with release sees all that the storing thread knew of.
+// Between GPUs: a thread that acquires a released value sees all stores that the releasing thread made or saw before.
 DEVICE void st_release_sys_b32(uint32_t* pointer, uint32_t value) {
   asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }
@@ -235,7 +235,7 @@ DEVICE float fma(float a, float b, float c) {
   asm volatile("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-// Each rounded by itself: the compiler makes no fma of them.
+// Each is rounded by itself: the compiler does not merge them into an fma.
 DEVICE float mul_rn(float a, float b) {
   float product;
   asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
@@ -284,7 +284,7 @@ DEVICE float abs_f32(float x) {
   asm("abs.f32 %0, %1;" : "=f"(magnitude) : "f"(x));
   return magnitude;
 }
-// The larger of both, of each half. A NaN is less than any number.
+// The larger of both, in each half. A NaN counts as less than any number.
 DEVICE float max_f32(float a, float b) {
   float larger;
   asm("max.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
@@ -300,7 +300,7 @@ DEVICE uint32_t max_f16x2(uint32_t a, uint32_t b) {
   asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
   return larger;
 }
-// The same, but NaN if one of both is.
+// The same, but NaN if either is NaN.
 DEVICE float max_nan_f32(float a, float b) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
@@ -316,8 +316,8 @@ DEVICE uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
   return larger;
 }
-// Two FP32 to two E4M3, rounded to nearest even; `low` goes to the lower byte. What is greater than 448, infinities too,
-// becomes 448 of its sign; a NaN becomes 0x7f.
+// Two FP32 to two E4M3, rounded to nearest even; `low` goes to the lower byte. Magnitudes above 448, infinities too,
+// become 448 with the number's sign; a NaN becomes 0x7f.
 DEVICE uint32_t pack_e4m3(float low, float high) {
   uint16_t packed;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));

@@ -1,5 +1,5 @@
-// The words in which a kernel is written so that NVRTC and the simulator's g++ both compile it: types, macros, and
-// shared memory. The simulator has files of the same names as this folder's, and nothing else differs between the two.
+// Types, macros and shared memory of kernels, so that NVRTC and the simulator's g++ can both compile a kernel.
+// The simulator has files of the same names as this folder's, and nothing else differs between the two.
 #pragma once
 
 // NVRTC has no <cstdint> unless CUDA's headers are at hand, and none are needed otherwise.
@@ -15,7 +15,7 @@ static_assert(sizeof(uint32_t) == 4 && sizeof(uint64_t) == 8, "fixed-width types
 
 #define DEVICE __device__ __forceinline__
 #define DEVICE_CONSTEXPR __device__ constexpr
-// A kernel of at most `threads` threads, of which `min_blocks` blocks fit on an SM: KERNEL(384, 1) name(...) {...}
+// A kernel with blocks of at most `threads` threads, `min_blocks` of them on an SM: KERNEL(384, 1) name(...) {...}
 #define KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
 // A parameter that stays in constant memory, so that its address may be taken (tensor maps need that).
 #define GRID_CONSTANT const __grid_constant__
@@ -48,7 +48,7 @@ DEVICE uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// A value of which the compiler does not know that it could compute it again.
+// Hides from the compiler how a value was computed, so the compiler cannot compute it again.
 DEVICE uint32_t opaque(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;

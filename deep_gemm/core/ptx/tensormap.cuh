@@ -28,8 +28,8 @@ DEVICE void tensormap_replace_size(TensorMap* map, uint32_t size) {
   asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(kDimension), "r"(size)
                : "memory");
 }
-// Bytes from one element of dimension kDimension, 1 at least, to the next: a multiple of 16. The instruction counts
-// strides from that of dimension 1 on. (Before CUDA 12.5 it took them divided by 16.)
+// Bytes from one element of dimension kDimension, 1 at least, to the next: a multiple of 16. The instruction's stride 0
+// belongs to dimension 1. (Before CUDA 12.5 it took strides divided by 16.)
 template <uint32_t kDimension>
 DEVICE void tensormap_replace_stride(TensorMap* map, uint64_t bytes) {
   static_assert(kDimension >= 1, "the innermost dimension has no stride");
@@ -38,7 +38,7 @@ DEVICE void tensormap_replace_stride(TensorMap* map, uint64_t bytes) {
                : "memory");
 }
 
-// All maps that this thread has written.
+// Covers all maps that this thread has written.
 DEVICE void fence_tensormap_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
 DEVICE void fence_tensormap_acquire(const TensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");

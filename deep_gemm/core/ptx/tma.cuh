@@ -1,14 +1,14 @@
 // TMA: copies of boxes of a tensor between global and shared memory. (PTX ISA, "Data Movement and Conversion
 // Instructions: Tensor copy", and "Tensors" for boxes, swizzling and what happens out of bounds.)
 //
-// Coordinates count elements, innermost dimension first, and may lie outside the tensor on either side: what is outside
-// loads as zeros and is not stored. One thread issues a copy; it works on shared memory through the asynchronous proxy.
+// Coordinates count elements, innermost dimension first, and may lie outside the tensor on either side: such elements
+// load as zeros and are not stored. One thread issues a copy; it works on shared memory through the asynchronous proxy.
 #pragma once
 #include "ptx/platform.cuh"
 
 namespace ptx {
 
-// What the driver's cuTensorMapEncodeTiled fills in.
+// A tensor map, which the driver's cuTensorMapEncodeTiled fills in.
 struct alignas(64) TensorMap {
   uint64_t opaque[16];
 };
@@ -38,7 +38,7 @@ DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destinati
       : "memory");
 }
 
-// The same for what is read once: it is the first to leave the L2.
+// The same for data that is read once: it is the first to leave the L2.
 DEVICE void tma_load_2d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "

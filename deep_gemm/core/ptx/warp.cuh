@@ -1,4 +1,4 @@
-// Who a thread is, and what the threads of a warp and of a block do together.
+// Indices of a thread, and operations that the threads of a warp or of a block do together.
 //
 // "Aligned" operations must be reached by all threads of the warp together.
 #pragma once
@@ -6,7 +6,7 @@
 
 namespace ptx {
 
-// ---- Who: blocks and grids of this package have one dimension.
+// ---- Indices: blocks and grids of this package have one dimension.
 
 DEVICE uint32_t thread_index() { return threadIdx.x; }
 DEVICE uint32_t lane_index() { return threadIdx.x % 32; }
@@ -31,7 +31,7 @@ DEVICE bool elect_sync() {
 // The value that lane `source` (modulo 32) passes. To the compiler it is uniform only where `source` is.
 DEVICE uint32_t shfl_sync(uint32_t value, uint32_t source) { return __shfl_sync(0xffffffffu, value, source); }
 DEVICE float shfl_sync(float value, uint32_t source) { return __shfl_sync(0xffffffffu, value, source); }
-// The value that the lane passes whose number differs in these bits.
+// The value passed by the lane whose number differs in these bits.
 DEVICE float shfl_xor_sync(float value, uint32_t bits) { return __shfl_xor_sync(0xffffffffu, value, bits); }
 // The same in all threads of a warp, which the shuffle tells the compiler.
 DEVICE uint32_t warp_index() { return shfl_sync(threadIdx.x / 32, 0); }
@@ -52,7 +52,7 @@ DEVICE void syncthreads() { __syncthreads(); }
 // Tells whether all threads of the block pass true.
 DEVICE bool syncthreads_and(bool value) { return __syncthreads_and(value); }
 
-// Named barriers 1 to 15 (0 is that of syncthreads), for a number of threads that is a multiple of 32.
+// Named barriers 1 to 15 (syncthreads uses 0), for a number of threads that is a multiple of 32.
 // (PTX ISA, "bar, barrier".)
 DEVICE void bar_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -64,7 +64,7 @@ DEVICE void bar_arrive(uint32_t id, uint32_t threads) {
 
 // ---- Grid: a kernel may start while the one before it ends. (PTX ISA, "griddepcontrol".)
 
-// Until the kernel before has ended and what it wrote can be read. Without such a launch it does nothing.
+// Waits until the kernel before has ended and its writes can be read. Does nothing unless launched to start early.
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 

@@ -24,14 +24,14 @@ DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory
 
 DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Until at most kPending of the committed groups are unfinished.
+// Waits until at most kPending of the committed groups are unfinished.
 template <int kPending>
 DEVICE void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// d = (accumulate ? d : 0) + A @ B.T for 64 rows of A, which is E4M3, and N rows of B, whose FP8 has so many bits of exponent;
-// 32 deep. Defined in wgmma_shapes.cuh, a header that core/wgmma_header.py writes for the N and the type of B in use.
+// d = (accumulate ? d : 0) + A @ B.T, 32 deep, for 64 rows of A in E4M3 and N rows of B in FP8 (kExponentBitsOfB).
+// Defined in wgmma_shapes.cuh, a header that core/wgmma_header.py writes for the N and the type of B in use.
 template <uint32_t N, uint32_t kExponentBitsOfB = 4>
 DEVICE void wgmma_m64k32_e4m3(float (&d)[N / 2], uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
   static_assert(N == 0, "wgmma_header() was not asked for this N");
@@ -44,8 +44,8 @@ DEVICE void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low
   static_assert(N == 0, "wgmma_header() was not asked for this N");
 }
 
-// Both with the 64 rows of A in registers, from zero: a thread's fragments, of which each has four words of four values. They must
-// not change before the product is waited for, as ptxas sees to.
+// Both with the 64 rows of A in registers, from zero: `a` holds a thread's fragments, each four words of four values.
+// They must not change before the wait for the product, which ptxas ensures.
 template <uint32_t N>
 DEVICE void wgmma_registers_m64k32_e4m3(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b_low) {
   static_assert(N == 0, "wgmma_header() was not asked for this N of registers");
@@ -69,8 +69,8 @@ DEVICE void wgmma_m64k64_bf16(float (&d)[N / 2], uint32_t a_low, uint32_t b_low,
   static_assert(N == 0, "wgmma_bf16_header() was not asked for this N and these majors");
 }
 
-// The low word for an MN-major operand, whose next 64 elements of m or n lie `bytes_to_next` on. The high word is the same. In
-// a cluster an address has the CTA's rank in its highest byte: of a K-major descriptor it ends up in bits that nobody reads.
+// Low word for an MN-major operand. Its next 64 elements of m or n lie `bytes_to_next` on; the high word is the same.
+// In a cluster an address has the CTA's rank in its highest byte, which falls into unused bits of K-major descriptors.
 DEVICE uint32_t mn_major_descriptor_low(uint32_t address, uint32_t bytes_to_next) {
   return (address & 0xffffff) >> 4 | bytes_to_next / 16 << 16;
 }

@@ -1,4 +1,4 @@
-// What a launch of fp8_mqa_logits is told.
+// Parameters of a launch of fp8_mqa_logits.
 #pragma once
 #include "ptx/tma.cuh"
 
@@ -7,7 +7,7 @@ struct MqaParams {
   ptx::TensorMap map_keys;    // E4M3 [keys, depth], boxes of a block
   ptx::TensorMap map_scales;  // FP32 [keys]
   const float* weights;       // [tokens, heads]
-  const int32_t* starts;      // [tokens], of each token's range of keys
+  const int32_t* starts;      // [tokens]: where each token's range of keys begins; `ends`: where it ends
   const int32_t* ends;
   uint8_t* logits;            // [tokens, ...] in rows of logits_pitch bytes
   uint64_t weights_pitch;     // elements

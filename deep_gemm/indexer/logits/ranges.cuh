@@ -1,4 +1,4 @@
-// The keys of tokens, and the blocks of keys that a tile of tokens needs: what producer, math warps and fill agree on.
+// The keys of tokens, and the blocks of keys that a tile needs. Producer, math warps and fill agree on them.
 #pragma once
 #include "config.cuh"
 #include "logits/mqa_params.cuh"
@@ -8,18 +8,18 @@
 #include "types.cuh"
 
 static_assert(kTileTokens <= 32, "a lane for each token of a tile");
-constexpr uint32_t kKeyAlignment = 32;  // a tile's blocks begin at such keys: logits of 16 bytes together are not parted
+constexpr uint32_t kKeyAlignment = 32;  // blocks of a tile begin at multiples, so no 16 bytes of logits are split
 
 DEVICE uint32_t num_tiles(const MqaParams& p) { return ceil_div(p.tokens, kTileTokens); }
 
-// Keys begin..end - 1; none if these are equal.
+// Keys begin..end - 1; none if begin equals end.
 struct Range {
   uint32_t begin, end;
 
   DEVICE bool is_empty() const { return begin == end; }
 };
 
-// What the caller gives is cut off to 0..keys; ranges that end before they begin are empty.
+// A token's range, cut off to 0..keys. A range that ends before it begins is empty.
 DEVICE Range range_of(const MqaParams& p, uint32_t token) {
   if (token >= p.tokens) return {0, 0};
   const int32_t given_begin = ptx::ld_global_i32(p.starts + token), given_end = ptx::ld_global_i32(p.ends + token);
@@ -30,7 +30,7 @@ DEVICE Range range_of(const MqaParams& p, uint32_t token) {
   return {begin, end};
 }
 
-// The blocks that a tile's tokens need, and what is left of their rows on both sides.
+// The blocks that a tile's tokens need, and the pieces to fill on both sides of them.
 struct TileKeys {
   uint32_t first, blocks;  // blocks of kBlockKeys from key `first` on
 
@@ -47,7 +47,7 @@ struct TileKeys {
   }
 };
 
-// By one thread.
+// Computed by one thread.
 DEVICE TileKeys tile_keys_of(const MqaParams& p, uint32_t tile) {
   uint32_t lowest = ~0u, highest = 0;
 #pragma unroll
@@ -60,7 +60,7 @@ DEVICE TileKeys tile_keys_of(const MqaParams& p, uint32_t tile) {
   return {lowest, highest};
 }
 
-// By a warp, of which each lane has the range of one token.
+// Computed by a warp; each lane has the range of one token.
 DEVICE TileKeys tile_keys_of(const Range& of_lane) {
   const uint32_t lowest = ptx::reduce_min_sync(of_lane.is_empty() ? ~0u : of_lane.begin);
   const uint32_t highest = ~ptx::reduce_min_sync(~of_lane.end);

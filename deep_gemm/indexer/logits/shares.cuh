@@ -1,5 +1,5 @@
-// Which blocks of keys each CTA computes: all steps of all tiles in one line, cut into equal, contiguous shares. Steps are a
-// tile's blocks, and before them what beginning the tile costs.
+// Which blocks of keys each CTA computes: all steps of all tiles in one line, cut into equal, contiguous shares. The
+// steps of a tile are its blocks, after steps that stand for the cost of beginning the tile.
 //
 // Every CTA adds up the same numbers by itself, which takes one pass over the ranges. So causal ranges are as balanced as
 // full ones, few tokens with many keys keep all SMs busy, and each logit is computed by one CTA in one way. Pieces of
@@ -13,8 +13,8 @@
 
 constexpr uint32_t kNumWarps = kNumThreads / 32, kSteps = 0, kFills = 1;
 
-// Cost of beginning a tile, in blocks: ranges are waited for, then weights and queries. If there are fewer tiles than CTAs, each
-// CTA begins one or two, whatever counts.
+// Cost of beginning a tile, in blocks: a CTA waits for ranges, then for weights and queries. Unless there are more
+// tiles than CTAs, the cost is left out: each CTA begins one or two tiles then, whatever they cost.
 constexpr uint32_t kStepsOfBeginning = 1;
 
 DEVICE uint32_t cost_of_tile(const MqaParams& p) { return num_tiles(p) > ptx::grid_size() ? kStepsOfBeginning : 0; }
@@ -24,7 +24,7 @@ struct ShareStorage {
   uint32_t starts[2][2];  // tile, number in it
 };
 
-// What one CTA does of one line.
+// One CTA's share of one line.
 struct WorkShare {
   uint32_t tile, number, count;
 };
@@ -61,7 +61,7 @@ DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&sh
     const uint64_t grid = ptx::grid_size(), cta = ptx::block_index();
     const auto begin = static_cast<uint32_t>(total * cta / grid);
     shares[line].count = static_cast<uint32_t>(total * (cta + 1) / grid) - begin;
-    // The one thread whose tiles have the first of this CTA's says which it is.
+    // The thread whose tiles contain the start of this CTA's share stores where it is.
     if (begin - before[line] < counts[line]) {
       uint32_t tile = first, number = begin - before[line];
       while (tile + 1 < end) {

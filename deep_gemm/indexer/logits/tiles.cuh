@@ -1,5 +1,5 @@
-// Tiles of tokens in shared memory, which the producer hands to the math warps, and the logits that these make of a tile's
-// blocks of keys. Both kernels of logits have this; they differ in where tokens and keys come from.
+// Tiles of tokens in shared memory, which the producer hands to the math warps, and the logits that math warps compute
+// from a tile's blocks of keys. Both kernels of logits share this; they differ in where tokens and keys come from.
 //
 //   producer    q_empty --wait--> plan, weights, rows, TMA q --> q_full;     empty --wait--> TMA keys, scales --> full
 //   math warps  q_full --wait--> blocks --arrive--> q_empty;   full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
@@ -18,14 +18,14 @@
 
 using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
 constexpr uint32_t kTileTokens = kUnits * kUnitTokens, kTileColumns = kTileTokens * kHeads;
-constexpr uint32_t kTileSlots = 2;  // one tile is worked on, one is loaded
+constexpr uint32_t kTileSlots = 2;  // math warps work on one tile while the other is loaded
 constexpr uint32_t kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
-constexpr uint32_t kRowBytes = 16;  // of a token: where its logits go, and which keys it has
+constexpr uint32_t kRowBytes = 16;  // size of a token's `Row`
 // A unit's logits are stored before the next product starts. ptxas would start it while 16 tokens' sums take registers,
 // and spill.
 constexpr bool kStoresFirst = kUnitTokens == 16 && kDepth == 128 && kOutputBytes == 2;
 
-// What is done of a tile: `blocks` blocks, the first from key `first` on; 0: no tile is left.
+// The part of a tile to compute: `blocks` blocks, the first from key `first` on; 0: no tile is left.
 struct TilePlan {
   uint32_t first, blocks;
 };
@@ -53,8 +53,8 @@ DEVICE void wait_for_slot(Shared& shared, const typename Shared::Position& at) {
   ptx::syncwarp();
 }
 
-// Producer, one thread: q of all units. The last unit may have columns of the tokens behind, or zeros behind the last: no
-// logits are stored of them.
+// Producer, one thread: loads q of all units. The last unit may hold columns of later tokens, or zeros after the last
+// token: no logits of them are stored.
 template <class Params, class Shared>
 DEVICE void load_q(const Params& p, Shared& shared, uint32_t slot, uint32_t first_token) {
   uint64_t* full = &shared.q_full[slot];
@@ -64,7 +64,7 @@ DEVICE void load_q(const Params& p, Shared& shared, uint32_t slot, uint32_t firs
     ptx::tma_load_2d(&p.map_q, full, shared.q[slot][unit], 0, first_token * kHeads + unit * Unit::kColumns);
 }
 
-// Producer: lays the weights of columns `first`, `first` + 32, ... that a lane holds.
+// Producer: lays the weights that a lane holds, of columns `first`, `first` + 32, ...
 template <uint32_t kHeld>
 DEVICE void lay_weights(float (&to)[kUnits][Unit::kWeights], const float (&held)[kHeld], uint32_t first) {
 #pragma unroll
@@ -105,7 +105,7 @@ DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit
   }
 }
 
-// What a math thread has at hand while it works on a tile.
+// Weights and addresses that a math thread needs for a tile.
 template <class Shared>
 struct AtWork {
   Shared& shared;

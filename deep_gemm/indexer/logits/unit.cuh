@@ -11,7 +11,7 @@
 #include "ptx/wgmma.cuh"
 #include "types.cuh"
 
-// Weights of the columns of a unit, in shared memory, in the order in which WGMMA's accumulators need them.
+// Weights of the columns of a unit, in shared memory, in the order of WGMMA's accumulators.
 //
 //   given   weights[token, head]: column = token * heads + head
 //   laid    a lane of quarter q = lane % 4 holds of each 8 columns those numbered 2q and 2q + 1. For each 16 columns, or
@@ -19,7 +19,7 @@
 //
 // So a warp reads the weights of 16 columns in one load of 64 bytes, which has no bank conflicts.
 
-// Floats that the weights of so many columns take; what the last pair lacks is never used.
+// Floats for the weights of `columns` columns, whole pairs of eights; the last one's missing weights are never used.
 DEVICE_CONSTEXPR uint32_t laid_weights(uint32_t columns) { return ceil_div(columns, 16) * 16; }
 
 // Where the weight of a column lies, in floats from the first of its unit.
@@ -27,7 +27,7 @@ DEVICE_CONSTEXPR uint32_t place_of_weight(uint32_t column) {
   return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
 
-// A lane's weights of a unit, read once and kept in registers: a fourth as many as there are columns.
+// A lane's weights of a unit, for a fourth of its columns, read once and kept in registers.
 template <uint32_t kColumns>
 struct WeightsInRegisters {
   ptx::Float4 pairs[ceil_div(kColumns, 16)];
@@ -39,8 +39,8 @@ struct WeightsInRegisters {
   }
 };
 
-// kDepth: bytes of a key, which are those of the swizzle too. max(0, x) is computed as half of x + |x|, which is exact, by
-// another unit of the SM than max; the halves are taken of the weights.
+// kDepth: bytes of a key, and of the swizzle. max(0, x) is computed as half of x + |x|, which is exact and uses another
+// unit of the SM than max. The factor of a half goes into the weights.
 template <uint32_t kTokens_, uint32_t kHeads, uint32_t kDepth>
 struct LogitUnit {
   static constexpr uint32_t kTokens = kTokens_, kColumns = kTokens * kHeads;
@@ -53,7 +53,7 @@ struct LogitUnit {
 
   float accumulators[kAccumulators];
 
-  // What is laid for a weight.
+  // The number to lay into shared memory for a weight.
   DEVICE static float weight(float given) { return given * 0.5f; }
 
   // Starts the product of the 64 keys and the columns of q at these descriptors' low words, and commits it as a group.
@@ -68,7 +68,7 @@ struct LogitUnit {
     ptx::fence_registers(accumulators);
     float sums[2][kTokens];
     weigh(weights, sums);
-    // Each lane gives away the row, and then of two tokens the one, that it is not going to have.
+    // Each lane gives away the row that it does not end with, and then every other token likewise.
     const bool has_second_row = lane & 2, has_odd = lane & 1;
     float rows[kTokens];
 #pragma unroll
@@ -96,7 +96,7 @@ struct LogitUnit {
     }
   }
 
-  // Two columns of two rows. A NaN stays NaN.
+  // Adds two columns in each of two rows. A NaN stays NaN.
   DEVICE void add_eight(uint32_t eight, float first, float second, float (&sums)[2][kTokens]) {
     const uint32_t token = eight * 8 / kHeads;
 #pragma unroll
@@ -110,8 +110,8 @@ struct LogitUnit {
   DEVICE static float twice_relu(float x) { return ptx::add_rn(x, ptx::abs_f32(x)); }
 };
 
-// The key, of the 64 of a warpgroup, of which a lane of warp `warp` % 4 has logits after `reduce`.
+// After `reduce`, a lane of warp `warp` % 4 has logits of this one of its warpgroup's 64 keys.
 DEVICE uint32_t row_of_lane(uint32_t warp, uint32_t lane) { return warp % 4 * 16 + lane / 4 + (lane & 2) * 4; }
 
-// The token of a lane's i-th logit. For an odd number of tokens the last may be none, which the other lane has.
+// The token of a lane's i-th logit. If the number of tokens is odd, a lane's last logit may belong to no token.
 DEVICE uint32_t token_of_lane(uint32_t i, uint32_t lane) { return 2 * i + (lane & 1); }
