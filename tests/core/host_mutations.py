@@ -456,7 +456,7 @@ SWAPS: list[tuple[str, ...]] = [
     # Rows of experts
     (ROUTE_ROWS, "**p.rows._asdict(),", "**p.rows._replace(counts=p.rows.ends, ends=p.rows.counts)._asdict(),", ROUTES),
     (ROUTE_ROWS, "**p.rows._asdict(),", "**p.rows._replace(row_of=p.rows.ids)._asdict(),", ROUTES),
-    (ROUTE_ROWS, "**p.rows._asdict(),", "**p.rows._replace(token_of=p.rows.ids, ids=p.rows.token_of)._asdict(),", ROUTES),
+    (ROUTE_ROWS, "**p.rows._asdict(),", "**p.rows._replace(token_of=p.rows.ids)._asdict(),", ROUTES),
     (ROUTE_ROWS, '"num_routes": p.topk_ids.numel()', '"num_routes": p.topk_ids.numel() - 1', ROUTES),
     (ROUTE_ROWS, '"topk": p.topk_ids.shape[1]', '"topk": p.topk_ids.shape[0]', ROUTES),
     (ROUTE_ROWS, "p.topk_ids.stride(0) - p.topk_ids.shape[1] if", "0 if", ROUTES),
