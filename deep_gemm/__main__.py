@@ -233,8 +233,8 @@ def compile_shapes(
     with refused(ValueError, NotImplementedError):
         if not shapes and not layers and not model:
             raise ValueError("shapes: expected some, --model or --layers, got none")
-        of_model = {"tp": (tp, 1), "ep": (ep, 1), "max-tokens": (max_tokens, 1 << 16), "form": (form.value, "published")}
-        for name, (number, unless_given) in of_model.items():
+        options = {"tp": (tp, 1), "ep": (ep, 1), "max-tokens": (max_tokens, 1 << 16), "form": (form.value, "published")}
+        for name, (number, unless_given) in options.items():
             if number != unless_given and not model:
                 raise ValueError(f"{name}: expected --model too, as shapes are those of one rank, got {number} alone")
         jobs = [("layers", job) for job in precompile.jobs_of_layers()] if layers else []
