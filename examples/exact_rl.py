@@ -199,15 +199,15 @@ def main() -> int:
     if rank == 0:
         print("mode step  reward  probs_diff")
     deep_gemm.set_batch_invariant(True)
-    with_mode = max(train(device, STEPS, rank, ranks))
+    differences = [*train(device, STEPS, rank, ranks)]
     deep_gemm.set_batch_invariant(False)
     without = max(train(device, STEPS_WITHOUT, rank, ranks))
     if rank == 0:
         says = "" if on_gpu else ": the CPU shows nothing about the mode"
-        print(f"probs_diff: {with_mode} with the mode, {without:.2e} without{says}", flush=True)
+        print(f"probs_diff: {max(differences)} with the mode, {without:.2e} without{says}", flush=True)
     if ranks > 1:
         dist.destroy_process_group()
-    return int(with_mode > 0)
+    return int(any(each != 0 for each in differences))  # a NaN is no success either
 
 
 if __name__ == "__main__":

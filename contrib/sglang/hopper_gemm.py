@@ -75,12 +75,14 @@ def _gating(config: MoeRunnerConfig) -> dict[str, Any]:
         return {"activation": "situ", "alpha": alpha, "beta": limit}
     if config.activation == "silu" and alpha is None and limit is None:
         return {"limit": config.swiglu_limit}
-    if config.activation == "silu" and alpha is not None and limit is not None and not config.gate_up_interleaved:
+    is_usual = config.swiglu_limit is None and not config.gate_up_interleaved
+    if config.activation == "silu" and alpha is not None and limit is not None and is_usual:
         return {"alpha": alpha, "beta": 1.0 if config.gemm1_beta is None else config.gemm1_beta, "limit": limit}
     raise ValueError(
         "The hopper_gemm MoE runner backend supports silu(gate) * up, with swiglu_limit or with gemm1_alpha and "
         f"gemm1_clamp_limit on weights that are not interleaved, and situ; got activation={config.activation}, "
-        f"gemm1_alpha={alpha}, gemm1_clamp_limit={limit}, gate_up_interleaved={config.gate_up_interleaved}."
+        f"gemm1_alpha={alpha}, gemm1_clamp_limit={limit}, swiglu_limit={config.swiglu_limit}, "
+        f"gate_up_interleaved={config.gate_up_interleaved}."
     )
 
 
