@@ -354,7 +354,7 @@ def compute_mega(asked: MegaProblem | Exception, sizes: MegaSizes, planner: Plan
 
 
 def experts_here(came: Arrived, p: MegaProblem, sizes: MegaSizes, routes: int | None) -> tuple[Tensor, ExpertRows]:
-    """Compute BF16 results of the experts here, a row for each of theirs: `routes` rows if the host knows the number."""
+    """Compute BF16 results of the experts here, a row for each route: `routes` rows if the host knows the number."""
     rows = stack_routes(came.ids, sizes.here, sizes.first)
     if p.counts is not None:
         p.counts.add_(rows.counts)

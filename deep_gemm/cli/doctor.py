@@ -135,7 +135,7 @@ def _replay() -> Finding:
 
 
 def _of_another_compiler(kernels: Sequence[Path], compiler: str) -> str | None:
-    """Say why the kernels of a wheel are not used: another NVRTC than the one here made them. None if it is the same."""
+    """Say why the kernels of a wheel are not used: the NVRTC here did not make them. None if it did."""
     try:
         found = read_entry(kernels[0]).compiler if kernels else compiler
     except (OSError, Unsound) as error:

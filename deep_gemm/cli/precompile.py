@@ -298,7 +298,7 @@ def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:
 
 
 def run(jobs: Iterable[Job], console: Console) -> bool:
-    """Compile all kernels that the cache lacks, show progress and a summary, and tell whether all are ready and kept."""
+    """Compile all kernels that the cache lacks, with progress and a summary. Tell whether all are ready and kept."""
     todo = list(dict.fromkeys(jobs))
     directory, begin = written_directory(settings().jit_cache_dirs), time.perf_counter()
     before, failed = len(files_in(directory)), list[str]()

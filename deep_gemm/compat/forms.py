@@ -1,7 +1,7 @@
 """The forms of call that programs of any era use for a product.
 
-Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`. Arguments have today's
-names or the names of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form, and `accepts_every_form` lets it
+Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`. Arguments have the names
+of today or of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form, and `accepts_every_form` lets it
 take the others; `accepts_names` takes other names alone. Options of an indexer's logits come by position in another
 order in each release; `tells_options_by_type` takes them all. `like` makes a function from another one.
 """

@@ -18,7 +18,7 @@ from ..linear.backward import cast_both_ways, cast_transposed, cast_turned_rows
 
 
 class Kept(NamedTuple):
-    """A weight's storage, held so that no other storage takes its place; its version when it was cast, and both casts."""
+    """A weight's storage, held so that no other storage takes its place; its version when it was cast; both casts."""
 
     storage: torch.UntypedStorage
     version: int
@@ -96,7 +96,7 @@ def tensors_of(*weights: Weight | None) -> list[Tensor]:
 
 
 def _kept(w: Tensor, gran_k: int) -> Kept | None:
-    """Find or make a parameter's casts; None outside of a block, and for a tensor that is no parameter or alias of one."""
+    """Find or make the casts of a parameter or its alias; None for other tensors, and outside of a block."""
     if not _BLOCKS or _is_capturing() != _BLOCKS[0] or w.is_inference():  # torch counts no changes of inference tensors
         return None
     # The key has no address: FSDP2 frees a gathered weight's memory, keeps its storage, and gathers it elsewhere.
