@@ -67,7 +67,7 @@ def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, ex
 
 
 def grid(config: PlanSendsConfig, tokens: int) -> int:
-    """Count CTAs: one for each `num_threads` tokens, and at least one, which writes zeros if there are no tokens."""
+    """Count CTAs: one for each `num_threads` tokens, and at least one, which writes counts of 0 without tokens."""
     return max(ceil_div(tokens, config.num_threads), 1)
 
 

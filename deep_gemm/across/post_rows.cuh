@@ -3,7 +3,7 @@
 //   x --put_token--> row of this rank's room | values | scales | weights of routes |
 //   topk_ids --> ids of the token on every rank: the experts there, numbered from 0, or -1
 //
-// Each call writes ids for all max_tokens tokens: behind this rank's last token the ids of an earlier call would stay.
+// Each call writes ids for all max_tokens tokens: else ids of an earlier call would stay behind this rank's last token.
 #pragma once
 #include "config.cuh"
 #include "meeting.cuh"

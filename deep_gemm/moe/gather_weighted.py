@@ -22,7 +22,7 @@ COLUMNS = 8
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, None)
 """None: rows are summed up as they are."""
 MANY_UNITS = 4
-"""The fewest units for each CTA at which the ring is taken: with fewer, some CTAs have half as many as others."""
+"""From this many units for each of its CTAs on the ring is taken: with fewer, some CTAs have half as many as others."""
 
 
 @dataclass(frozen=True)

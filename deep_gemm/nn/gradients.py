@@ -190,7 +190,7 @@ def as_autocast_says(x: Tensor) -> Tensor:
 def in_shape(rows: Tensor, shape: Sequence[int]) -> Tensor:
     """Give a result, which nothing else refers to yet, in the caller's shape, but not as a view.
 
-    Autograd refuses a change in place of a view that a Function made, and FSDP2 loses its hook by one of any view.
+    Autograd refuses to change a view of a Function in place, and any view that is changed in place loses FSDP2's hook.
     """
     return torch.ops.aten._unsafe_view.default(rows, shape)  # type: ignore[no-any-return]
 

@@ -114,7 +114,7 @@ def _kept(w: Tensor, gran_k: int) -> Kept | None:
 
 
 def _is_capturing() -> bool:
-    """Tell whether launches go into a CUDA graph, whose replays would not make casts again that its capture found."""
+    """Tell whether launches go into a CUDA graph: its replays would not remake casts that its capture found."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
