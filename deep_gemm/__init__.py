@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .compat.absent import refuse
 from .compat.installed import is_command, warn_of_others, without_torch
 
-if TYPE_CHECKING or not is_command():  # a command says at once what it takes, and imports what it needs
+if TYPE_CHECKING or not is_command():  # a command shows its options at once, and imports modules when it needs them
     try:
         from torch.distributed import is_available
     except ModuleNotFoundError as error:

@@ -91,7 +91,7 @@ def doctor() -> None:
     """Say in nine lines what this machine can run, what was found for it, and what to do for more."""
     from .compat import installed
 
-    if installed.changed():  # then what else is looked at may be somebody else's, or gone
+    if installed.changed():  # then other modules that are examined may be another distribution's, or gone
         for sentence in installed.to_mend():
             typer.echo(f"deep_gemm: {sentence}")
         raise typer.Exit(WRONG)
@@ -158,7 +158,7 @@ def explain(
     num_groups: NumGroupsOption = 1,
     gpu: GpuOption = None,
 ) -> None:
-    """Show what a product of these sizes runs, what else there is for it, and why that lost."""
+    """Show the kernel that a product of these sizes runs, the other candidates, and why they lost."""
     import torch
 
     from .gemm.explain import explain
@@ -331,7 +331,7 @@ def _moved(name: str) -> Callable[[], None]:
 
 
 for _name in ("bench", "configs", "inspect", "plot", "sim", "soak", "tune"):
-    # Whatever else was typed is taken, so that the sentence is what comes back.
+    # Any other arguments are accepted, so that the user reads this sentence, not an error about an option.
     _anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     app.command(_name, hidden=True, context_settings=_anything)(_moved(_name))
 

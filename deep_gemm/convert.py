@@ -1,4 +1,4 @@
-"""A model that exists, in FP8 by one call, or its experts in BF16: layers of torch become those of `nn`, in place.
+"""Convert a model in place by one call: layers of torch become those of `nn`, in FP8, or its experts in BF16.
 
     print(to_fp8_training(model))
 
@@ -102,9 +102,9 @@ def to_fp8_training(
 
     Mixtures of transformers get the experts implementation that computes as `nn.Experts` does. Parameters stay what
     they are, so an optimizer and a state dict made before or after fit, in both directions. Without a `filter`, layers
-    named lm_head, output, router or gate are left, and what the model's `get_output_embeddings` gives.
+    named lm_head, output, router or gate are left, and the model's `get_output_embeddings()`.
     `accumulates_main_grad` and `recipe` are as for `nn.Linear`; experts have scales by blocks with either recipe, and
-    the result says so. Another call converts what is new.
+    the result says so. Another call converts new layers.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     >>> print(to_fp8_training(model))
@@ -316,8 +316,8 @@ def _say_scales(model: Any, *_: Any) -> None:
 def dequantized_state_dict(state_dict: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """Give a state dict without FP8: a weight with `_scale_inv` or `_scale` is multiplied by it, rounded to `dtype`.
 
-    So a model that is not converted loads a checkpoint in FP8, or what a converted one has. Torch alone would load FP8
-    values without their scales, and with `strict=False` without a word.
+    So an unconverted model can load a checkpoint in FP8, or the state dict of a converted model. Torch alone would load
+    FP8 values without their scales, and with `strict=False` without a word.
 
     >>> w = torch.full((16, 16), 448.0).to(torch.float8_e4m3fn)
     >>> found = dequantized_state_dict({"weight": w, "weight_scale_inv": torch.full((1, 1), 2.0)})

@@ -1,6 +1,6 @@
-"""Errors besides those of arguments: one type for each thing that a caller can do about it.
+"""Errors other than wrong arguments: one type for each thing that a caller can do about it.
 
-Memory that a call needs besides its output comes from torch; if there is none, that is `torch.OutOfMemoryError`.
+Memory that a call needs besides its output comes from torch; if torch has none, it raises `torch.OutOfMemoryError`.
 """
 
 from .core.gpu import UnsupportedGpuError

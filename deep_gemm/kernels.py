@@ -1,4 +1,4 @@
-"""All kernels of the package, found in the modules of its families, for those who look at each: tools and tests."""
+"""All kernels of the package, found in the modules of its families, for tools and tests that loop over them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Plan(NamedTuple):
     """The plan that says which rows go where."""
 
     row_of: Tensor
-    """int32 `[tokens, topk]`: the rows of each token among those that are sent, stacked by rank; then -1."""
+    """int32 `[tokens, topk]`: each token's rows among the rows sent, which are stacked by rank; the rest is -1."""
     sends: list[int]
     """How many rows go to each rank."""
     receives: list[int]
@@ -91,11 +91,11 @@ class Plan(NamedTuple):
         return tokens_of_rows(self.row_of, sum(self.sends))
 
     def dispatch(self, tokens: Tensor) -> Tensor:
-        """Send each token to its ranks, once to each; give what comes."""
+        """Send each token once to each of its ranks, and give the rows received."""
         return self.forth(tokens.index_select(0, self.source()))
 
     def forth(self, rows: Tensor) -> Tensor:
-        """Send rows that are stacked by rank. There may be more of them than are sent."""
+        """Send rows that are stacked by rank, and give the rows received. Rows behind the plan's are not sent."""
         return exchange(rows[: sum(self.sends)], self.sends, self.receives, self.group)
 
     def back(self, received: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class ToExperts(torch.autograd.Function):
         of_p, of_ids = (each.contiguous() for each in torch.split(routes, p.shape[1], dim=1))
         of_p = of_p.view(p.dtype)
         ctx.plan, ctx.source, ctx.dtype, ctx.tokens = plan, source, x.dtype, len(x)
-        # What has no gradient here needs none there: it is neither computed nor sent.
+        # An output whose input needs no gradient needs none either, so its gradient is neither computed nor sent.
         needs = zip((rows, of_p, of_ids), ctx.needs_input_grad, strict=False)
         ctx.mark_non_differentiable(*(each for each, is_needed in needs if not is_needed))
         ctx.set_materialize_grads(False)
@@ -190,7 +190,7 @@ def ones(like: Tensor) -> Tensor:
 
 
 def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
-    """Send rows to all ranks, and give those that come, stacked by rank."""
+    """Send rows to all ranks, and give the rows received, stacked by rank."""
     received = sent.new_empty(sum(receives), sent.shape[1])
     all_to_all(received, sent.contiguous(), receives, sends, group)
     return received
@@ -212,7 +212,7 @@ class Planner:
         self._on_host = self._of_all
         if on_gpu:
             self._on_host = torch.empty(self._of_all.shape, dtype=torch.int64, device="cpu", pin_memory=True)
-        # Of what all ranks told, by rank: what they must agree about; how many rows go where; and what comes here.
+        # Views of all ranks' numbers: facts to agree about, rows from each rank to each, rows and routes sent here.
         heard = self._on_host.view(self.world_size, numbers)
         self._heads = heard[:, : plan_sends.NUM_FACTS].t()
         self._rows = heard[:, plan_sends.NUM_FACTS :][:, : self.world_size]
@@ -244,13 +244,13 @@ class Planner:
         return [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
 
     def tell(self) -> None:
-        """Send all ranks what is in `told`, and have what they tell come to the host."""
+        """Send `told` to all ranks, and begin to copy the numbers of all ranks to the host."""
         all_gather(self._of_all, self.told, self.group)
         if self._comes is not None:
             self._comes.begin()
 
     def hear(self, row_of: Tensor, mistake: Exception | None, facts: Facts) -> Plan:
-        """Wait for what all processes tell: the one wait of the host.
+        """Wait for the numbers of all processes. The host waits nowhere else.
 
         A mistake of one process is an error on each, before anything else is sent.
         """
@@ -306,13 +306,13 @@ class Everywhere:
         self.ones = ones(self.rows.row_of)
 
     def dispatch(self, message: Tensor) -> Tensor:
-        """Send `max_tokens` rows to all ranks; give those of all, as many from each."""
+        """Send `max_tokens` rows to all ranks; give the rows of all ranks, `max_tokens` from each."""
         received = message.new_empty(self.world_size * self.max_tokens, message.shape[1])
         all_gather(received, message, self.group)
         return received
 
     def combine(self, y: Tensor, tokens: int, out: Tensor | None) -> Tensor | None:
-        """Send each rank the sums of its tokens, and add up what comes in order of ranks."""
+        """Send each rank the sums of its tokens, and add up the sums received in order of ranks."""
         back = torch.empty_like(y)
         all_to_all(back, y, [], [], self.group)
         rows = self.rows._replace(row_of=self.rows.row_of[:tokens])
@@ -354,7 +354,7 @@ def compute_mega(asked: MegaProblem | Exception, sizes: MegaSizes, planner: Plan
 
 
 def experts_here(came: Arrived, p: MegaProblem, sizes: MegaSizes, routes: int | None) -> tuple[Tensor, ExpertRows]:
-    """BF16 results of the experts here, for each of their rows; as many as there are routes if the host knows it."""
+    """Compute BF16 results of the experts here, a row for each route: `routes` rows if the host knows the number."""
     rows = stack_routes(came.ids, sizes.here, sizes.first)
     if p.counts is not None:
         p.counts.add_(rows.counts)
@@ -382,5 +382,5 @@ def weights_of(rows: ExpertRows, weights: Tensor) -> Tensor:
     """Weight of each row's route. The host reads nothing."""
     num = len(rows.ids)
     row = rows.row_of.flatten().long()
-    found = weights.new_zeros(num + 1)  # those of routes without a row come behind
+    found = weights.new_zeros(num + 1)  # the last element takes the weights of routes without a row
     return found.scatter_(0, row.masked_fill(row < 0, num), weights.flatten())[:num]

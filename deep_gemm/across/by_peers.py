@@ -42,9 +42,9 @@ class Peers:
     def __init__(
         self, memory: Tensor, addresses: tuple[int, ...], room: Room, rank: int, seconds: float, experts: int
     ) -> None:
-        """`memory` is this rank's room, zeros, uint8; `addresses` are those of all ranks' rooms, its own too.
+        """`memory` is this rank's room, uint8 zeros. `addresses` has the address of each rank's room, this rank's too.
 
-        Each rank has so many `experts`.
+        `experts` is the number of experts of each rank.
         """
         device = memory.device
         self.memory, self.room, self.seconds = memory, room, seconds
@@ -73,7 +73,7 @@ class Peers:
         return run(function, operands, (self.node, limit))  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        """Raise if a rank did not come in time, so far as this rank's kernels have run."""
+        """Raise if a rank did not come in time. Only kernels of this rank that have run by now are covered."""
         missed = self._missed.value
         if missed:
             raise RuntimeError(
@@ -131,11 +131,11 @@ def why_not(device: torch.device, ranks: int) -> str | None:
 
 
 def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, seconds: float, experts: int) -> Peers:
-    """Make the rooms of all ranks, and tell each where the others' are. All ranks call it together.
+    """Make the rooms of all ranks, and tell each rank where the others' rooms are. All ranks call it together.
 
-    Each has so many `experts`.
+    `experts` is the number of experts of each rank.
     """
-    from torch.distributed import _symmetric_memory  # which takes long, and few need
+    from torch.distributed import _symmetric_memory  # its import takes long, and few programs need it
 
     reason = room.why_impossible()
     if reason is not None:
@@ -155,5 +155,5 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
     within = memory.data_ptr() - starts[rank]  # where the tensor lies in its allocation, on each rank the same
     peers = Peers(memory.zero_(), tuple(start + within for start in starts), room, rank, seconds, experts)
     torch.cuda.synchronize(device)
-    dist.barrier(group)  # nobody writes to a room before it is zeros
+    dist.barrier(group)  # no rank writes to a room before it is zeros
     return peers

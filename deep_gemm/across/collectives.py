@@ -23,14 +23,14 @@ _GATHERS.asyncOp = _EXCHANGES.asyncOp = False
 
 
 def all_gather(received: Tensor, sent: Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Give each rank what all send, in order of ranks."""
+    """Gather the tensors that all ranks send into `received` on each rank, in order of ranks."""
     _finish(_all_gather(_group(group), received, sent, _GATHERS))
 
 
 def all_to_all(
     received: Tensor, sent: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup | None
 ) -> None:
-    """Send each rank its rows, so many, and get as many as it sends; equal parts if both lists are empty."""
+    """Exchange rows with each rank r: send it `sends[r]`, get `receives[r]`; equal parts if both lists are empty."""
     _finish(_all_to_all(_group(group), received, sent, receives, sends, _EXCHANGES))
 
 

@@ -123,7 +123,7 @@ class Experts(Holder, Trained):
         self._planner: Planner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give what a copy keeps: all but what calls have made, which it makes anew."""
+        """Give the attributes that a copy keeps: all but those that calls made, which the copy makes anew."""
         return {**self.__dict__, "_everywhere": {}, "_peers": None, "_planner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
@@ -203,10 +203,10 @@ class Experts(Holder, Trained):
 
     @torch.no_grad()
     def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, facts: Facts) -> Tensor:
-        """Compute the mixture where nobody wants a gradient."""
+        """Compute the mixture where no gradient is needed."""
         planner, (tokens, topk) = self.planner(), topk_ids.shape
         row_of = planner.ask(topk_ids, None, facts)
-        # While the host waits for counts, a GPU packs. It may need as many rows as this.
+        # The GPU packs while the host waits for counts, so `sent` has room for the most rows that may be needed.
         sent = pack(x, topk_ids, topk_weights, row_of, tokens * min(topk, planner.world_size), self._columns)
         plan = planner.hear(row_of, None, facts)
         arrived = Arrived(plan.forth(sent), self.share.hidden, topk, self._columns)
@@ -227,7 +227,7 @@ class Experts(Holder, Trained):
         return ToTokens.apply(sums, plan, source)  # type: ignore[no-any-return, no-untyped-call]
 
     def _rows(self, ids: Tensor, routes: int | None) -> ExpertRows:
-        """Rows of the experts here, as many as there are routes if the host knows it."""
+        """Stack the routes of the experts here: `routes` rows if the host knows the number."""
         return stack_routes(ids, self.share.here, self.share.first, routes)
 
     def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
@@ -269,9 +269,9 @@ class Experts(Holder, Trained):
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
 
         The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
-        Room is for the worst case (`decode_bytes`). The bits are those of the prefill form, or with `peer_memory` those
-        of `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient, and what
-        would lose one is refused as by `experts`. A mistake is an error on this process alone.
+        Memory is for the worst case (`decode_bytes`). The bits are those of the prefill form, or with `peer_memory` of
+        `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient: inputs that
+        would lose one are refused as by `experts`. A mistake is an error on this process alone.
         With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
         the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
         """

@@ -1,5 +1,5 @@
-// Rows that came, or that lie ready on other ranks, each into the rows of its experts: values as they are, scales as products
-// load them, those of a block of columns beside each other. With `addresses` it also says where the result of each row goes, and with `weights` by what weight.
+// Copies rows that came, or that lie ready on other ranks, to the rows of their experts. Values stay as they are. Scales of a block
+// of columns go beside each other, as products load them. `addresses` gets where each row's result goes, `weights` its route's weight.
 //
 //   first CTAs, a warp a stretch of kColumns:  slot | values | scales | weights |  --values--> its rows, by row_of: read once
 //   other CTAs, 32 rows each:   their slots, by token_of --scales--> shared memory --> sfa[block][rows]: one line a block
@@ -124,7 +124,7 @@ DEVICE void lay_scales(const GatherRowsParams& p, SharedStorage& shared, uint32_
 KERNEL(kNumThreads, kCtasPerSm) gather_rows(GRID_CONSTANT GatherRowsParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   if (p.addresses != nullptr && !is_whole(p.meeting))
     return send_nowhere(p.addresses, p.rows, ptx::block_index() * kNumThreads + ptx::thread_index(), ptx::grid_size() * kNumThreads);
   const uint32_t stretches = ceil_div(p.hidden, kColumns), of_values = ceil_div(p.num_slots * stretches, kWarps);

@@ -15,11 +15,11 @@ from ..moe.check import ExpertRows
 
 MAX_BLOCKS = MAX_ROW_BYTES // SCALE_BLOCK
 ALL_TOKENS = (1 << 32) - 1
-"""Slots of one memory are those of one rank, however many they are."""
+"""The `max_tokens` that makes all slots of one memory, however many they are, slots of one rank."""
 
 
 class Slots(NamedTuple):
-    """Rows as they came: FP8 values first, and scales from this byte of each on."""
+    """Rows as they came: each has its FP8 values first, and its scales from byte `scales_at` on."""
 
     memory: Tensor
     """`[slots, ...]` of any type, from the first slot's first byte on; slots begin at multiples of 16 bytes."""
@@ -57,7 +57,7 @@ class GatherRowsConfig(Config):
         return self.rows * (MAX_BLOCKS + 1) * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.num_threads % 32 == 0, "whole warps"
 
 
@@ -68,7 +68,7 @@ KERNEL: Kernel[GatherRowsConfig] = Kernel(
 
 
 def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:
-    """Copy rows to those of their experts: rows that came, or those that lie ready in the rooms of a node's ranks.
+    """Copy rows that came, or that lie ready in the rooms of a node's ranks, to the rows of their experts.
 
     Results have addresses only in a node.
     """

@@ -1,5 +1,5 @@
-// The ranks of a node meet after their products: then all results of this call are in the rooms that they belong to, and all
-// rows that came have been read. The kernels ahead have ended, so what they stored lies before this one's flags.
+// Lets the ranks of a node meet after their products: then all results of this call are in the rooms that they belong to, and
+// all rows that came have been read. The kernels ahead have ended, so their stores come before this kernel's flags.
 #pragma once
 #include "config.cuh"
 #include "meeting.cuh"

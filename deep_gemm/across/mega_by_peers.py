@@ -76,7 +76,7 @@ class Calls:
     def __call__(
         self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None, limit: float | None, *, is_fp4: bool
     ) -> None:
-        """Compute a call of this rank, of which `limit` alone was checked, together with the others'."""
+        """Run this rank's part of a call. Only `limit` has been checked."""
         self.peers.check()
         operands = y, l1, l2, counts, self.tensors, self.peers.ids, self.peers.results
         came = run(MEGA, operands, (self.sizes, self.peers.node, limit, is_fp4, counts is None))

@@ -29,7 +29,7 @@ SWIGLU = "swiglu"
 
 
 class MegaSizes(NamedTuple):
-    """Sizes of a buffer, and of what it is made for."""
+    """Sizes of a buffer, and of the mixture that it is made for."""
 
     num_experts: int
     ranks: int
@@ -57,7 +57,7 @@ class MegaSizes(NamedTuple):
 
 
 class MegaTensors(NamedTuple):
-    """The tensors that a caller fills, and those that a call works in."""
+    """The tensors that a caller fills, and the tensors that a call works in."""
 
     x: Tensor
     """e4m3 `[max_tokens, hidden]`"""
@@ -88,14 +88,14 @@ class MegaProblem(NamedTuple):
     y: Tensor
     """BF16 `[tokens, hidden]`"""
     l1: Operand
-    """`[experts here, 2 intermediate, hidden]`: FP8 with gate and up in turns of 8 rows, the scales being those of all
-    gate rows, then of all up rows; FP4 with all gate rows first."""
+    """`[experts here, 2 intermediate, hidden]`. FP8 has gate and up in turns of 8 rows, but the scales of all gate rows
+    before those of all up rows. FP4 has all gate rows first."""
     l2: Operand
     """`[experts here, hidden, intermediate]`"""
     tensors: MegaTensors
     """Tensors that the caller filled have as many rows as y."""
     counts: Tensor | None
-    """int32 `[experts here]`, to which the call adds how many tokens each expert received."""
+    """int32 `[experts here]`. The call adds the number of tokens that each expert received."""
     limit: float | None
 
 
@@ -110,7 +110,7 @@ def mega_sizes(
     rank: int,
     ranks: int,
 ) -> MegaSizes:
-    """Check what a buffer is asked for."""
+    """Check the sizes that are asked of a new buffer."""
     count_of_each(num_experts, ranks)
     tokens = align(integer_in_range("num_max_tokens_per_rank", num_max_tokens_per_rank, 1), TOKEN_MULTIPLE)
     topk = integer_in_range("num_topk", num_topk, 1)
@@ -154,7 +154,7 @@ def check_weights(l1: Operand, l2: Operand, sizes: Sizes, *, is_fp4: bool) -> tu
 
 
 def mega_limit(recipe: Recipe, activation: str, activation_clamp: float | None, expected: Recipe) -> float | None:
-    """Check what a call says besides its tensors; give the limit of gate and up."""
+    """Check the options of a call, and give the limit of gate and up."""
     if recipe is not expected and recipe_numbers("recipe", recipe) != expected:
         raise NotImplementedError(f"recipe: expected {expected}, got {recipe!r}")
     check_activation(activation)
@@ -217,7 +217,7 @@ def fill_problem(
     group_size: int,
     routed_scaling_factor: float,
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Check tokens and the tensors of a buffer that they go into; give what goes there, and the factor of weights."""
+    """Check tokens and the buffer's tensors that they go into; give the tokens to write, and the factor of weights."""
     sizes: Sizes = {}
     checks.no_gradient("x", x)
     checks.no_gradient("topk_weights", topk_weights)
@@ -240,7 +240,7 @@ def fill_problem(
     inputs = {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights}
     goes_to = dict(zip(("topk_idx", "topk_weights"), filled[2:], strict=True))
     for name, target in targets.items():
-        # What lies there already, in its first rows, may stay.
+        # An input that already is the first rows of its own target may stay there.
         to_it = {its: e for its, e in inputs.items() if goes_to.get(its) is target and e.dtype == target.dtype}
         apart = {its: e for its, e in inputs.items() if its not in to_it or not checks.same_memory(e, target)}
         checks.no_overlap(apart, target, None, name)

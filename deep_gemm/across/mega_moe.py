@@ -1,6 +1,6 @@
 """Mega MoE: a mixture of experts over the ranks of a group in one call, from a buffer that the caller fills.
 
-The names and arguments are those of DeepGEMM for Hopper. docs/experts_across_gpus.md has the picture.
+Names and arguments are as in DeepGEMM for Hopper. docs/experts_across_gpus.md has the picture.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class SM90SymmBuffer:
 
     `get_symm_buffer_for_sm90_mega_moe` makes it, and `get_symm_buffer_for_mega_moe` by the other name.
 
-    The caller fills the first rows of these before each call, as many as the call's `y` has:
+    Before each call the caller fills the first `len(y)` rows of these tensors, `y` being the call's output:
 
     - `x`: e4m3 `[T, hidden]`, and `x_sf`: FP32 `[T, hidden / 128]`, as `per_token_cast_to_fp8` gives them;
     - `topk_idx`: int64 `[T, topk]`, experts numbered over all ranks, -1 for none (so are all of a new buffer);
     - `topk_weights`: FP32 `[T, topk]`.
 
-    T is `num_max_tokens_per_rank`. `l1_acts`, `l1_acts_sf`, `l2_acts` and `l2_acts_sf` are what the two products of a
-    call read, each row being one route's: room for every token of every rank on all its experts here. (With FP4
+    T is `num_max_tokens_per_rank`. The two products of a call read `l1_acts`, `l1_acts_sf`, `l2_acts` and
+    `l2_acts_sf`, a row for each route: room for every token of every rank on all its experts here. (With FP4
     weights `l2_acts_sf` has a scale for 128 columns in its first half; through collectives the second product has
     memory of its own.)
     """
@@ -205,8 +205,8 @@ def mega_moe_pre_dispatch_sm90(
 
     - `x`: `[tokens, hidden]`, BF16, FP16 or FP32; `topk_idx`: int32 or int64 `[tokens, topk]`, -1 for no expert;
       `topk_weights`: `[tokens, topk]`, FP32, BF16 or FP16.
-    - `buf_x`, `buf_x_sf`, `buf_topk_idx`, `buf_topk_weights`: those of a `SM90SymmBuffer`.
-    - `num_tokens`: how many of the tokens count; all if it is None. The buffer's rows behind them get no expert.
+    - `buf_x`, `buf_x_sf`, `buf_topk_idx`, `buf_topk_weights`: these tensors of a `SM90SymmBuffer`.
+    - `num_tokens`: the number of tokens that count; None: all. The buffer's rows behind them get no expert.
     - `group_size`: 128, or a NotImplementedError. `routed_scaling_factor`: a factor of all weights.
 
     >>> buffer = get_symm_buffer_for_sm90_mega_moe(None, 8, 128, 1, 256, 128)
@@ -335,7 +335,7 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 def accepts_later_keywords(function: F) -> F:
-    """Let calls name what a later era added, as long as it asks for nothing: None or False."""
+    """Accept keywords that later releases added, as long as their value asks for nothing: None or False."""
     known = signature(function).parameters
 
     @wraps(function)
@@ -389,7 +389,7 @@ def _compute(
     counts: Tensor | None,
     said: tuple[Recipe, str, float | None, Recipe],
 ) -> None:
-    """Compute a call. `said` ends with the recipe that there is for such weights."""
+    """Run a call. `said` holds arguments of `mega_limit`; its last is the recipe that such weights have."""
     if not isinstance(buffer, SM90SymmBuffer):
         raise TypeError(f"sym_buffer: expected SM90SymmBuffer, got {type(buffer).__name__}")
     sizes, tensors, is_fp4 = buffer.sizes, buffer.tensors, said[-1] is RECIPE_FP4

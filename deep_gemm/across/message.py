@@ -87,10 +87,10 @@ def pack(
     rows: int | None = None,
     columns: int = SCALE_BLOCK,
 ) -> Tensor:
-    """Cast tokens to FP8, and write each beside its routes into its rows: those of `row_of` `[tokens, topk]` up to -1.
+    """Cast tokens to FP8, and write each with its routes into its rows: `row_of` `[tokens, topk]` lists them up to -1.
 
-    Without `row_of` each token has the row of its number, and if there are to be more `rows` than that, those behind
-    the last have no routes. With `row_of` such rows may hold anything. So many `columns` share a scale.
+    Without `row_of` token i has row i, and the other rows up to `rows` have no routes. With `row_of` rows without a
+    token may hold anything. `columns` columns of a token share a scale.
     """
     rows = x.shape[0] if rows is None else rows
     words = row_bytes(x.shape[1], topk_ids.shape[1], columns) // WORD_BYTES
@@ -184,9 +184,9 @@ def decode_bytes(
     peer_memory: bool = False,
     gran_k: int = SCALE_BLOCK,
 ) -> tuple[int, int]:
-    """Bytes of the decode form for each process: what it sends to others and they send back, and what it holds.
+    """Bytes of the decode form for each process: those it sends to others and they send back, and those it holds.
 
-    What it holds is room for the worst case, all of it at once: every token of every process on every expert here. With
+    The second number is for the worst case, all at once: every token of every process on every expert here. With
     `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back.
     `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`. In the batch invariant mode collectives
     take `max_tokens * topk` rows with a topk of 1: ask for those, and add a BF16 row for each, which is summed up here.

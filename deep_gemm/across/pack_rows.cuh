@@ -17,7 +17,7 @@ struct PackParams {
   uint8_t* rows;
   uint32_t x_pitch;           // in bytes
   uint32_t tokens;
-  uint32_t slots;             // if row_of is null: so many rows; those without a token get routes to no expert
+  uint32_t slots;             // rows to write, if row_of is null; rows without a token get routes to no expert
   uint32_t hidden, topk, row_bytes;
   uint32_t unit_reciprocal;   // of the units of a token: see BlockOfRows
 };
@@ -50,7 +50,7 @@ KERNEL(kNumThreads, kCtasPerSm) pack_rows(GRID_CONSTANT PackParams p) {
   const bool is_cast = token < p.tokens && at.block < blocks;
   ptx::griddepcontrol_wait();
   const Piece piece = load_piece(p.x + uint64_t{token} * p.x_pitch, is_cast, at.block * kBlock, p.hidden, lane);
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   const CastPiece cast = cast_piece(piece, lane);
   if (is_cast) {
     for_each_row(p, token, [&](uint8_t* row) {

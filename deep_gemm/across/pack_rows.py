@@ -44,7 +44,7 @@ class PackConfig(Config):
         return self.num_threads * self.vector // SCALE_BLOCK
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.dtype in self.dtypes, f"one of {self.dtypes}"
         yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
         yield self.num_threads % 32 == 0, "whole warps"

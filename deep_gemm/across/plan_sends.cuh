@@ -4,7 +4,7 @@
 //
 //   row of a token for a rank = where the rank's rows start + tokens for that rank before this CTA's + before it in this CTA
 //
-// CTA i gives rows to kNumThreads tokens. As in route_rows, it counts all tokens by itself, and nobody waits for another CTA.
+// CTA i gives rows to kNumThreads tokens. As in route_rows, it counts all tokens by itself, so no CTA waits for another.
 // The first CTA also writes what all ranks are told, in one piece: facts | rows for each rank | routes for each rank.
 #pragma once
 #include "ptx/warp.cuh"
@@ -26,7 +26,7 @@ constexpr uint32_t kAtOnce = 8;  // loads under way at a time
 static_assert(kMaxRanks <= 64, "a bit for each");
 
 struct SharedStorage {
-  uint32_t total[kMaxRanks], before[kMaxRanks];  // tokens for each rank: all, those of the CTAs before
+  uint32_t total[kMaxRanks], before[kMaxRanks];  // tokens for each rank: of all CTAs, of the CTAs before this one
   uint32_t routes[kMaxRanks];                    // routes to each rank
   uint32_t next[kWarps][kMaxRanks];              // tokens for each rank that a warp has; then the row of the first of them
 };
@@ -88,7 +88,7 @@ KERNEL(kNumThreads, 1) plan_sends(GRID_CONSTANT PlanSendsParams p) {
   ptx::syncthreads();
 
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   count_all(p, shared, first_of_cta);
   const uint64_t ranks = ranks_of(p, token, nullptr);
 #pragma unroll 1

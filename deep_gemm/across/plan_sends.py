@@ -40,7 +40,7 @@ class PlanSendsConfig(Config):
         return (3 + self.num_threads // 32) * MAX_RANKS * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
         yield self.num_threads % 32 == 0 and self.num_threads >= MAX_RANKS, "a thread for each rank"
 
@@ -56,7 +56,7 @@ KERNEL: Kernel[PlanSendsConfig] = Kernel(
 
 
 def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, experts_here: int, ranks: int) -> None:
-    """Give tokens their rows, and write what all ranks are told, on the GPU that the ids are on.
+    """Give tokens their rows, and write the numbers for all ranks into `told`, on the GPU that the ids are on.
 
     `topk_ids`, int32 or int64 `[tokens, topk]`, and `row_of`, int32 of the same shape, are contiguous; `told` is int64
     `[NUM_FACTS + 2 ranks]`.
@@ -67,7 +67,7 @@ def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, ex
 
 
 def grid(config: PlanSendsConfig, tokens: int) -> int:
-    """A CTA for each of its threads' tokens; one at least, which says that there are none."""
+    """Count CTAs: one for each `num_threads` tokens, and at least one, which writes counts of 0 without tokens."""
     return max(ceil_div(tokens, config.num_threads), 1)
 
 

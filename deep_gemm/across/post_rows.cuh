@@ -1,9 +1,9 @@
-// This rank's tokens in FP8, where the ranks that have their experts fetch them, and to each rank which of its experts want them.
+// Writes this rank's tokens in FP8 where the ranks of their experts fetch them, and tells each rank which of its experts want them.
 //
 //   x --put_token--> row of this rank's room | values | scales | weights of routes |
 //   topk_ids --> ids of the token on every rank: the experts there, numbered from 0, or -1
 //
-// Ids are written for all tokens that there may be, in each call: a token that this rank lacks had another call's.
+// Each call writes ids for all max_tokens tokens: else ids of an earlier call would stay behind this rank's last token.
 #pragma once
 #include "config.cuh"
 #include "meeting.cuh"

@@ -20,7 +20,7 @@ TOKENS = {torch.float8_e4m3fn: "copy_token", **dict.fromkeys(INPUTS, "cast_token
 
 @dataclass(frozen=True)
 class PostConfig(PackConfig):
-    """One configuration. A CTA makes the row of a token, then that of another."""
+    """One configuration. A CTA writes the rows of several tokens, one after the other."""
 
     shared_bytes: int = STORAGE_BYTES
     taken = "id_bytes", "shared_bytes"
@@ -42,7 +42,7 @@ KERNEL: Kernel[PostConfig] = Kernel(
 def run(
     x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor, node: Node, sf: Tensor | None = None
 ) -> None:
-    """Lay tokens out for the ranks that have their experts, and wait until all ranks have done so.
+    """Write tokens where the ranks of their experts fetch them, and wait until all ranks have done so.
 
     `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are
     contiguous. `sf` are the scales of an x that is FP8 already, FP32 `[tokens, ceil(hidden / 128)]`, rows contiguous.
@@ -53,7 +53,7 @@ def run(
 
 
 def grid(config: PostConfig, node: Node, num_sms: int) -> int:
-    """A CTA for each token that there may be, but no more than run at once."""
+    """Count CTAs: one for each of `max_tokens` tokens, but no more than run at once."""
     return min(node.room.max_tokens, config.ctas_per_sm * num_sms)
 
 

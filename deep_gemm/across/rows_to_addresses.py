@@ -45,7 +45,7 @@ def check_weight(name: str, w: Operand) -> None:
 
 
 def problem(a: Operand, w: Operand, addresses: Tensor, ends: Tensor, *, of_a: Scales = PER_ROW) -> Problem:
-    """Take the operands of `run` for those of grouped rows; here a scale of A may be for 64 columns beside FP8."""
+    """State the operands of `run` as a product of grouped rows; beside FP8 a scale of A may be for 64 columns."""
     (b, sfb), of_b = w, PER_BLOCK
     if is_packed(w):
         (b, sfb), of_b = packed_weight("b", w, ("groups", "n", "k"), {}), MX

@@ -62,7 +62,7 @@ def entries(directory: Path) -> list[Entry]:
 
 
 def show(directory: Path, console: Console) -> None:
-    """List what the cache holds."""
+    """List the kernels that the cache holds."""
     found = entries(directory)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in ("kernel", "configuration"):

@@ -136,7 +136,7 @@ def _show_speed(console: Console) -> bool:
 
 
 def measured(m: int, n: int, k: int) -> tuple[float, float, float]:
-    """Give the relative error of a product, its microseconds, and those of cuBLASLt's."""
+    """Measure a product: give its relative error, its microseconds, and cuBLASLt's microseconds."""
     x, w = normal(m, k, device="cuda"), normal(n, k, device="cuda")
     a, b = per_token_cast_to_fp8(x, mn_major=True), per_block_cast_to_fp8(w)
     d = x.new_empty((m, n), dtype=torch.bfloat16)
@@ -262,7 +262,7 @@ def _examples(device: str) -> Iterator[Example]:
     )
 
     a_k, b_k = k_grouped_cast_to_fp8(dy, KS), k_grouped_cast_to_fp8(x, KS)
-    # KS are multiples of 128, so the blocks of k are those of the operands cast whole.
+    # KS are multiples of 128, so a cast by groups has the same blocks of k as a cast of the whole operands.
     yield Example(
         "groups along k",
         (N, ROWS, K),

@@ -1,4 +1,4 @@
-"""Say what this machine can run, and what it lacks: ten lines."""
+"""List in ten lines what this machine can run, and what it lacks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CACHE_VARIABLES = ("DG_JIT_CACHE_DIR", "DG_CACHE_DIR")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, what was found, and whether anything is wrong."""
+    """One line: the thing examined, the finding, and whether anything is wrong."""
 
     what: str
     found: str
@@ -97,7 +97,7 @@ def _note(name: str) -> str:
 
 
 def _wrong_settings(environment: Mapping[str, str]) -> list[str]:
-    """Say what is wrong with each variable of the package."""
+    """Give an error text for each variable of the package that has a wrong value."""
     wrong = []
     for name, value in sorted(environment.items()):
         try:
@@ -135,7 +135,7 @@ def _replay() -> Finding:
 
 
 def _of_another_compiler(kernels: Sequence[Path], compiler: str) -> str | None:
-    """Say so if what a wheel brought is not what the NVRTC here would make: then it is not looked for."""
+    """Say why the kernels of a wheel are not used: the NVRTC here did not make them. None if it did."""
     try:
         found = read_entry(kernels[0]).compiler if kernels else compiler
     except (OSError, Unsound) as error:
@@ -144,7 +144,7 @@ def _of_another_compiler(kernels: Sequence[Path], compiler: str) -> str | None:
 
 
 def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
-    """Say what can run, and what to do for more."""
+    """Conclude from the findings which products can run, and what the user can do for more."""
     if not gpu.is_wrong and not driver.is_wrong and not compiler.is_wrong:
         return [Finding("so", "kernels run on this GPU, and the reference on the CPU")]
     if gpu.is_wrong:

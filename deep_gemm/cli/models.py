@@ -1,6 +1,6 @@
 """Sizes of models, and the products that a GPU runs for them: what `compile --model` compiles, and `grid.py` measures.
 
-The sizes are those of `config.json` beside each model's public weights, under these names:
+The sizes come from the `config.json` beside each model's public weights, under these names:
 
     deepseek-v3          deepseek-ai/DeepSeek-V3, and R1 and V3.1 of the same sizes
     deepseek-v3.2        deepseek-ai/DeepSeek-V3.2-Exp
@@ -60,7 +60,7 @@ FORMS = "published", "rows", "bf16"
 
 @dataclass(frozen=True)
 class Latent:
-    """Attention through latent vectors; `index_heads` of an indexer choose what is attended to."""
+    """Attention through latent vectors; `index_heads` heads of an indexer choose the tokens attended to."""
 
     heads: int
     q_rank: int

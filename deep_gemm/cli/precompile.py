@@ -2,7 +2,7 @@
 
 `compile_model` is the same for a model that models.py knows, as a call.
 
-What is chosen follows from shapes and from the kind of GPU alone. A GPU finds these kernels if its machine has the same
+The choice depends on shapes and on the kind of GPU alone. A GPU finds these kernels if its machine has the same
 version of this package and the same build of NVRTC, and reads the same directory.
 """
 
@@ -59,11 +59,11 @@ from .models import FORMS, Model, Weight, model_named
 ACTIVATED = Output(work=ENDS, epilogue=SILU_OF_HALVES)
 """The first product of experts whose rows leave it activated and cast."""
 MOST_ROWS = 1 << 16
-"""Rows up to which all sizes of a batch are looked at for a weight that is given without m."""
+"""For a weight that is given without m: batches of all sizes up to this many rows are considered."""
 SECONDS_PER_KERNEL = 0.25
 """Seconds of a processor for a kernel: 755 took two processors 98 s, by `make dist` (docs/release.md, 2026-11-27)."""
 MOST_SPLITS = 16
-"""Splits of the product ahead of the norm of hyper-connections, as engines ask for it: none, or so many."""
+"""Splits of the product ahead of the norm of hyper-connections: engines ask for no splits, or for this many."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ def compile_model(
     """Compile every kernel that a model may need for up to `max_tokens` tokens at once, and tell whether all are ready.
 
     - `model`: a name in `deep_gemm.cli.models.MODELS`. `tp` ranks share its weights, `ep` ranks its experts.
-    - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
+    - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if the machine has none.
     - `form`: "published", "rows" (FP8 with a scale for each whole row) or "bf16" (its experts alone).
     - `console`: where progress is shown; None: nowhere.
 
-    Threads compile at the same time, and what the cache has is not compiled again.
+    Threads compile at the same time, and kernels in the cache are not compiled again.
     """
     jobs = [job for _, job in jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu, form=form)]
     return run(jobs, console or Console(quiet=True))
@@ -172,9 +172,9 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
-    """List what experts across the GPUs of a node run for so many rows."""
+    """List the configurations that experts across the GPUs of a node run for m rows."""
     outputs, depths = [_plain(weight, ENDS)], [weight.k]
-    if m < MANY_ROWS or weight.is_fp4:  # by tensors few rows go by ids, and FP4 whose scales are FP32
+    if m < MANY_ROWS or weight.is_fp4:  # few rows with scales of tensors go by ids, and so does FP4 with FP32 scales
         outputs.append(_plain(weight, IDS))
     if weight.is_fp4 and not weight.is_gated:
         outputs.append(rows_to_addresses.OUTPUTS[PER_ROW, MX])
@@ -188,7 +188,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
 
 
 def many_rows_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
-    """List what `experts` runs for so many rows: by ends, and FP8 may be activated where it is multiplied."""
+    """List the configurations that `experts` runs for m rows: by ends, and FP8 may be activated in the product."""
     outputs = [_plain(weight, ENDS)] + [ACTIVATED] * _may_activate(weight)
     return [_grouped(weight, m, output, gpu, weight.k) for output in outputs]
 
@@ -212,7 +212,7 @@ def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     n, k = model.streams * (2 + model.streams), model.streams * model.hidden
     how = [(splits, cluster) for splits in (1, MOST_SPLITS) for cluster in (MAX_CLUSTER, PORTABLE_CLUSTER)]
     for m in every_m(max_tokens):
-        for splits, cluster in how:  # a GPU that does not run the largest clusters takes those that every GPU runs
+        for splits, cluster in how:  # a GPU that cannot run the largest clusters runs portable ones
             config = select_hc(m, n, k, splits, gpu.num_sms, get_batch_invariant(), cluster)
             yield job_of(choose_hc.kernel_of(config).KERNEL, config)
 
@@ -234,7 +234,7 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
 
 
 def config_of(question: Question, m: int) -> GemmConfig | DecodeConfig:
-    """Give what runs a product of so many rows, or so many in all groups."""
+    """Choose the configuration of a product of m rows, or of m rows in all groups together."""
     sizes = replace(question, m=m).sizes
     return select(sizes, question.output, question.gpu, split_k=not get_batch_invariant())
 
@@ -265,7 +265,7 @@ def jobs_of_layers() -> Iterator[Job]:
     yield from logits_jobs()
     for config in choose_hc.usual_hc():
         yield job_of(choose_hc.kernel_of(config).KERNEL, config)
-    for summing in reachable_bf16_sum():  # sum_slices, which adds up what they give, is among the ordinary ones
+    for summing in reachable_bf16_sum():  # sum_slices, which adds up the slices, is among the ordinary kernels
         if summing.majors == K_MAJOR:
             yield job_of(BF16_GEMM, summing)
 
@@ -298,11 +298,11 @@ def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:
 
 
 def run(jobs: Iterable[Job], console: Console) -> bool:
-    """Compile all that the cache lacks, with progress, and say what it has now. Tell whether all is ready and kept."""
+    """Compile all kernels that the cache lacks, with progress and a summary. Tell whether all are ready and kept."""
     todo = list(dict.fromkeys(jobs))
     directory, begin = written_directory(settings().jit_cache_dirs), time.perf_counter()
     before, failed = len(files_in(directory)), list[str]()
-    compiler_version()  # says what is missing before any work
+    compiler_version()  # raises before any work if the compiler is missing
     processors = os.cpu_count() or 1
     seconds = max(len(todo) * SECONDS_PER_KERNEL / processors, 1)
     about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
@@ -318,7 +318,7 @@ def run(jobs: Iterable[Job], console: Console) -> bool:
                 if error is not None:
                     failed.append(str(error))
                 announce(job.name)
-                if not console.is_terminal:  # nobody sees the bar there
+                if not console.is_terminal:  # without a terminal the bar is not shown
                     seconds = time.perf_counter() - begin
                     console.print(f"{seconds:6.1f} s  {place:3}/{len(todo)}  {job.name}", markup=False)
 

@@ -1,7 +1,7 @@
-"""The forms in which programs of any era call a product.
+"""The forms of call that programs of any era use for a product.
 
-Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`. Arguments have today's
-names or those of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form, and `accepts_every_form` lets it
+Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`. Arguments have the names
+of today or of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form, and `accepts_every_form` lets it
 take the others; `accepts_names` takes other names alone. Options of an indexer's logits come by position in another
 order in each release; `tells_options_by_type` takes them all. `like` makes a function from another one.
 """
@@ -41,8 +41,8 @@ def accepts_every_form(
     """Let a product take every form of call. `more_synonyms` maps further old names to the product's own.
 
     `can_be_asked_to_overlap`: engines give it the keywords of `OVERLAP`, which are refused unless they ask for nothing.
-    The decorated function returns a request, which is then run. Its signature, and what it gives in the end, is that of
-    the function which callers, checkers and editors see.
+    The decorated function returns a request, which is then run. Callers, checkers and editors see a function of the
+    same parameters that returns the result of the run.
     """
     synonyms = {**SYNONYMS, **more_synonyms}
     overlap = OVERLAP if can_be_asked_to_overlap else frozenset[str]()
@@ -139,7 +139,7 @@ def _todays_names(
 
 
 def tells_options_by_type(function: Callable[P, Request]) -> Callable[P, Tensor]:
-    """Let a function of an indexer take its options, those with a default, by position in any order.
+    """Let a function of an indexer take its options, the arguments with a default, by position in any order.
 
     Like a product it returns a request, which is then run.
 

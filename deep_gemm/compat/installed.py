@@ -1,8 +1,8 @@
-"""Look at what is installed beside this package: torch or none, other distributions with a module of its name.
+"""Look for torch, and for other installed distributions that have a module of this package's name.
 
 pip lets two distributions write one folder. The second overwrites files of the first, and the one that is uninstalled
-takes `__init__.py` along. So nothing here needs more than Python: it runs where other files of the package are gone, or
-are somebody else's.
+takes `__init__.py` along. So this module needs nothing but Python: it runs where other files of the package are gone,
+or belong to another distribution.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _END = re.compile(r"-\d|\.(?:dist|egg)-info$")
 """The end of a distribution's name in the name of its folder."""
 _FILE = re.compile(rf"^{MODULE}(/|$)", re.MULTILINE)
 _LISTS = ("RECORD", "top_level.txt", "installed-files.txt")
-"""Files in which installers list what belongs to a distribution: a file or a module a line."""
+"""Files in which installers list the contents of a distribution, a file or a module a line."""
 
 
 def without_torch(error: ModuleNotFoundError) -> NoReturn:
-    """Say that torch is missing, if it is torch."""
+    """Raise the error, with a text for users if the missing module is torch."""
     if error.name != "torch":
         raise error
     raise ModuleNotFoundError(WITHOUT_TORCH, name="torch") from None
@@ -54,7 +54,7 @@ def warn_of_others() -> None:
 
 
 def to_mend() -> list[str]:
-    """Say what is wrong with the package's files and with what else is installed, each with the commands that help."""
+    """List errors in the package's files and in other distributions beside it, each with the commands that help."""
     from importlib import metadata
 
     among, elsewhere = dict[str, None](), dict[str, None]()
@@ -83,7 +83,7 @@ def changed() -> list[str]:
 
     found = []
     for ours in metadata.distributions(name=OURS):
-        # `ours.files` lacks what is gone, from Python 3.12 on.
+        # From Python 3.12 on `ours.files` leaves out files that are gone.
         for name, noted, *_ in csv.reader((ours.read_text("RECORD") or "").splitlines()):
             path, (mode, _, value) = Path(str(ours.locate_file(name))), noted.partition("=")
             if value and name.startswith(f"{MODULE}/") and path.resolve().is_relative_to(FOLDER):

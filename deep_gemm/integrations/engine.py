@@ -1,5 +1,5 @@
-"""Parts that plugins of engines share: a start that never raises, whether a release is as those that are known, and why
-a layer is not taken.
+"""Parts that plugins of engines share: a start that never raises, a check that a release is like the known ones, and
+reasons why a layer is not taken.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
 
 
 def why_not(engine: str, places: Places) -> str | None:
-    """Say in what this release of an engine differs from those that are known; None if in nothing that matters here."""
+    """Say how places of an engine differ in this release from the known ones; None if they do not differ."""
     release = f"{engine} {import_module(engine).__version__}"
     for (module, path), expected in places.items():
         try:

@@ -7,9 +7,9 @@ On a Hopper GPU it puts four hooks around functions of SGLang, by SGLang's own r
     a layer of experts, on whichever kernels              `experts`: from routes to their weighted sum
     the start of its batch invariant mode                 `set_batch_invariant(True)` too: layers stay taken
 
-A layer that is not taken goes on to the function that stood there, and a line in the log says why. What somebody asks
-for by name (`--moe-runner-backend triton`) is left alone. `DG_DISABLE_SGLANG_PLUGIN=1` turns the plugin off, and so
-does `SGLANG_ENABLE_JIT_DEEPGEMM=0`.
+A layer that is not taken goes on to the function that stood there, and a line in the log says why. Kernels that a user
+asks for by name (`--moe-runner-backend triton`) are left alone. `DG_DISABLE_SGLANG_PLUGIN=1` turns the plugin off,
+and so does `SGLANG_ENABLE_JIT_DEEPGEMM=0`.
 """
 
 from __future__ import annotations

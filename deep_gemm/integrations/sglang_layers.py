@@ -191,7 +191,7 @@ def _gating(config: Any) -> dict[str, Any] | None:
 
 @cache
 def _tell(layer: str, refusal: str | None) -> None:
-    """Say once in the log what is taken, and what is left to SGLang."""
+    """Log once that a layer is taken, or why it is left to SGLang."""
     if refusal is None:
         logger.info("deep_gemm computes %s", layer)
     else:

@@ -27,7 +27,7 @@ __all__ = ["batch_invariant_mm"]
 
 
 def batch_invariant_mm() -> TorchDispatchMode:
-    """Make the mode, a context manager. It holds for the thread, and for gradients of what was computed under it if
+    """Make the mode, a context manager. It holds for the thread, and for gradients of results computed under it if
     `backward` is called under it too.
     """
     return _Mode()  # type: ignore[no-untyped-call]

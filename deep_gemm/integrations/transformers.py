@@ -87,7 +87,7 @@ def use_deep_gemm() -> DeepGemmUse:
 
 
 def _finegrained_fp8() -> Any:
-    """Import transformers' module of FP8 layers and check that its places are those that are changed here."""
+    """Import transformers' module of FP8 layers, and check that the places to be changed are the known ones."""
     oldest = ".".join(map(str, OLDEST))
     try:
         version: str = import_module("transformers").__version__
@@ -121,7 +121,7 @@ def _install(there: Any) -> Callable[[], None]:
         interface[way] = experts_here[way]
 
     def undo() -> None:
-        # A place that somebody else changed meanwhile stays as it is: without a use, what stands here passes calls on.
+        # If another library has replaced a function since, leave its own there: ours then just forwards calls.
         if there.fp8_linear is linear_here:
             there.fp8_linear = own_linear
         for way in WAYS_OF_EXPERTS:
@@ -194,7 +194,7 @@ def _here_or(own: Function, layer: str, refusal: str | None, here: Function) -> 
     return own()
 
 
-# What is not taken, beside what `linear` and `experts` refuse
+# Layers that are not taken, beside those that `linear` and `experts` refuse
 
 
 def linear_refusal(weight: Tensor | None, block_size: Any, activation_scale: object) -> str | None:
@@ -222,7 +222,7 @@ def experts_refusal(layer: Any) -> str | None:
 
 
 def _differentiable(layer: Any, trained: tuple[object, ...], *given: Any) -> Any:
-    """Compute a layer, with a record for gradients only if one of what is trained requires it.
+    """Compute a layer, with a record for gradients only if one of the tensors in `trained` requires a gradient.
 
     A record costs time in each step of decoding.
     """

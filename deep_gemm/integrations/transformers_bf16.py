@@ -4,7 +4,7 @@
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16, experts_implementation=NAME)
 
 It is an experts implementation like transformers' own "grouped_mm", for every mixture that has that one. `NAME_FP8`
-is one whose products are FP8's, forward and backward, as those of `nn.Experts`, where the gate is SiLU's.
+is one with FP8 products, forward and backward, as in `nn.Experts`, if the gate is SiLU.
 """
 
 from ..nn.stacked import NAME, NAME_FP8, experts_forward, fp8_experts_forward, register_experts

@@ -8,8 +8,8 @@ On a Hopper GPU it offers vLLM five kinds of layers, ahead of the kinds that vLL
     experts, FP8 by rows or tensors         DeepGemmRowExperts
     experts, BF16                           DeepGemmBF16Experts
 
-vLLM still asks each kind whether it takes a layer, and what somebody asks for by name (`--moe-backend triton`) is left
-alone. `DG_DISABLE_VLLM_PLUGIN=1` turns the plugin off, and so does `VLLM_USE_DEEP_GEMM=0`.
+vLLM still asks each kind whether it takes a layer. Kernels that a user asks for by name (`--moe-backend triton`) are
+left alone. `DG_DISABLE_VLLM_PLUGIN=1` turns the plugin off, and so does `VLLM_USE_DEEP_GEMM=0`.
 
 `VLLM_BATCH_INVARIANT=1` calls `set_batch_invariant(True)` in each of these processes, and vLLM keeps all these layers.
 """

@@ -120,7 +120,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
 
     @staticmethod
     def activation_format() -> Any:
-        """Tell that tokens come as they are, with their routes."""
+        """Ask vLLM for tokens in their own order, with their routes."""
         return mk.FusedMoEActivationFormat.Standard
 
     @staticmethod
@@ -170,7 +170,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
 
     @property
     def post_gemm2_hook(self) -> None:
-        """Tell that there is no function between the second product and the sum of its rows."""
+        """Tell that no function runs between the second product and the sum of its rows."""
 
     @post_gemm2_hook.setter
     def post_gemm2_hook(self, hook: object) -> None:

@@ -44,8 +44,8 @@ def linear(
     - `out`: BF16 `[..., n]`, its rows at equal distances. Where it is given the function returns None; where it is left
       out the function makes it and returns it.
     - `bias`: `[n]`, BF16, FP16 or FP32, added in FP32 before the one rounding to BF16.
-    - `gran_k`: 32, 64 or 128 columns of x share a scale; as many as of w where it is left out (0: a whole row), 128
-      beside FP4.
+    - `gran_k`: columns of x that share a scale: 32, 64 or 128, or 0 for a whole row. Left out, it is the number of
+      columns of w that share one, and 128 beside FP4.
     - `recipe_b`: rows and columns of w that share a scale, if int32 words leave it open; else their shape says it.
 
     Where `out` is left out x and bias have gradients, in their types: dx = dy @ w with dy cast to FP8 as x is. The
@@ -109,7 +109,7 @@ def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | Non
 def _as_operator(
     x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None, *said: int | Recipe | None
 ) -> Tensor | None:
-    # Weights in Parameters require a gradient, but nobody trains them.
+    # Weights in Parameters require a gradient, but they are not trained here.
     operator, (values, scales) = torch.ops.deep_gemm.linear, (each.detach() for each in pair("w", w))
     if out is None:
         return operator.default(x, values, scales, bias, *said)  # type: ignore[no-any-return]

@@ -41,7 +41,7 @@ def bias_gradient(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def output_type(dtype: torch.dtype) -> torch.dtype:
-    """Type in which a product writes what is then to be of this type."""
+    """Type in which a product writes a result that is to be of type `dtype` in the end."""
     return dtype if dtype == torch.bfloat16 else torch.float32
 
 

@@ -89,12 +89,12 @@ def weight(
     recipe_b: Recipe | None = None,
     also: tuple[Scales, ...] = (),
 ) -> tuple[Operand, ScaledOperands]:
-    """Check a weight `[n, k]`, or one for each group; give it, and what it and the rows beside it are.
+    """Check a weight `[n, k]`, or one for each group; give it, and the types and scales of both operands.
 
     FP8 has scales of `SCALES_OF_WEIGHTS`, or `also` others, which come back as they are; UE8M0 comes back as words. FP4
     (gemm/packed.py) comes back as bytes, its scales as words where they are not FP32. `gran_k`: columns of rows that
-    share a scale, if not as many as of the weight, 128 beside FP4. `recipe_b`: rows and columns of the weight under a
-    scale.
+    share a scale; None: the weight's number, or 128 beside FP4. `recipe_b`: rows and columns of the weight that
+    share a scale.
     """
     if packed.is_packed(given):
         packed.scales_beside((None, None, recipe_b))
@@ -138,7 +138,7 @@ def _scales_of_weight(
             raise NotImplementedError(f"recipe_b: expected {allowed}, got {tuple(stated)}")
         return stated
     if sf.dtype not in (torch.float32, torch.int32, *ue8m0.EXPONENTS):
-        checks.fp32_scales(name, sf)  # says what is wrong
+        checks.fp32_scales(name, sf)  # raises an error with the expected dtype
     *groups, n, k = shape
     if sf.dtype == torch.float32 and sf.shape == (*groups, ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)):
         return PER_BLOCK

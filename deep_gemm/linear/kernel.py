@@ -36,7 +36,7 @@ from ..gemm.launch import let_serve_band
 from ..gemm.maps import operand_map
 
 CASTERS = 2 * WARPGROUP_THREADS
-"""Threads of a CTA that cast, besides those that load and those that multiply.
+"""Threads of a CTA that cast. Other threads of it load and multiply.
 
 With half as many a cast of 16 rows takes longer than memory hides.
 """
@@ -48,15 +48,15 @@ GROUP_BLOCKS = 128
 MAX_BLOCKS_OF_TEAM = 4
 """More blocks at a time are fewer steps, but the first of them is multiplied later."""
 CASTING_REGISTERS = 40
-"""A caster's registers for addresses, counters, keys and quotients, besides those that hold its blocks."""
+"""A caster's registers for addresses, counters, keys and quotients. The blocks that it holds take more."""
 MIN_STAGES = 2
 MAX_ROWS = 16
-"""CTAs send each other what they cast, and with more rows that takes longer than a launch and a trip through memory."""
+"""With more rows, sending casts to other CTAs takes longer than a launch and a trip through memory."""
 FEW_BLOCKS = 32
-"""So many blocks a CTA casts without help: sending them to others costs more than casting them."""
+"""A CTA casts this many blocks without help: sending them to others costs more than casting them."""
 MAX_CLUSTER_N = 4
 MOST_BLOCKS, MOST_ROWS = 128, 8
-"""A CTA casts either at most so many blocks, or, counted with those who help it, so many rows.
+"""A CTA casts at most this many blocks; or it and the CTAs that help it cast at most this many rows together.
 
 More take longer than the wait for B.
 """
@@ -119,7 +119,7 @@ class LinearDecodeConfig(Config):
         return align(ring + a + self.tile.exchange_bytes + scales + barriers, 1024)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         tile = self.tile
         yield not tile.is_fp32, "BF16 output"
         yield not (tile.is_fine or tile.is_fp4), "FP8 with scales of 1x128 and 128x128, or of whole rows"
@@ -135,7 +135,7 @@ class LinearDecodeConfig(Config):
             tile.cluster_k > 1 or tile.num_stages * tile.block_n * BLOCK_K >= tile_bytes,
             "a ring that holds a tile of FP32, which is transposed there",
         )
-        # Totals, partial sums and scales of a k-block; and what is going to be cast.
+        # A math thread holds totals, partial sums and scales of a k-block; a caster holds the blocks that it will cast.
         registers = max(
             tile.block_tokens + tile.block_tokens // 4 + OTHER_REGISTERS, 4 * self.blocks_of_team + CASTING_REGISTERS
         )
@@ -269,7 +269,7 @@ def values_of(config: LinearDecodeConfig, x: Tensor, w: Operand, d: Tensor, c: T
 
 
 def code_plan(config: LinearDecodeConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of. It writes D by ordinary stores."""
+    """Derive the plan that the kernel's machine code must match. It writes D by ordinary stores."""
     tile = config.tile
     return CodePlan(
         roles=((32, None), (WARPGROUP_THREADS * tile.num_math_warpgroups, None), (CASTERS, None)),

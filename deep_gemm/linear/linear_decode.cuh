@@ -1,6 +1,6 @@
-// D = C + cast(x) @ B.T for few rows of BF16, the tokens of a decode step: CTAs cast what they multiply, and share the work
-// with those of their cluster that multiply the same rows. It gives the bits of cast_rows and fp8_gemm_decode one after the
-// other.
+// D = C + cast(x) @ B.T for few rows of BF16, the tokens of a decode step: CTAs cast the rows that they multiply, and share the
+// work with the CTAs of their cluster that multiply the same rows. The result has the bits of cast_rows followed by
+// fp8_gemm_decode.
 //
 //   producer, one thread         for each k-block:           empty --wait--> TMA B --bytes--> full
 //   casters, 8 warps             for whole rows, ahead:      x -> registers -> largest magnitude of a token's part of a row
@@ -15,7 +15,7 @@
 //
 // A cluster is kClusterN tiles beside each other, times kClusterK parts of k. CTAs of the same part need the same A: each casts every
 // kClusterN-th block of it for all of them. A has room for two groups, so the next is cast while one is multiplied.
-// While the first group is cast the ring fills with B, which needs longer to arrive. decode/tile.cuh has what a CTA
+// While the first group is cast the ring fills with B, which takes longer to arrive. decode/tile.cuh has what a CTA
 // computes, the loop over k-blocks, and the way to D. kWholeRows: whole rows of A and of B have one scale each. Then a cluster
 // reads all of x first, for the largest magnitudes, and once more to cast it; totals are scaled behind the last k-block.
 #pragma once
@@ -137,7 +137,7 @@ DEVICE void load_block(Piece& to, const LinearParams& p, bool is_there, uint32_t
   to = {loaded.x, loaded.y, loaded.z, loaded.w};
 }
 
-// What a thread holds of its team's blocks before they are cast.
+// A thread's part of its team's blocks before they are cast.
 struct Pieces {
   Piece held[kBlocksOfTeam];
   float sfb;  // for the block whose scale this lane sends, where it sends it: lane kBlocksOfTeam * place + block
@@ -157,8 +157,8 @@ struct Pieces {
                              static_cast<uint64_t>(k_block) * p.sfb_stride_k);
   }
 
-  // Sends values, and scales of blocks. Tells whether it has: it sends nothing if it takes blocks for ordinary of which one
-  // is not. A lane has the scale of one block, or with kWholeRows of a token, by its largest magnitude.
+  // Sends values, and scales of blocks. Returns false, and sends nothing, if kIsOrdinary takes all blocks for ordinary but one is
+  // not. A lane has the scale of one block, or with kWholeRows of a token; it follows from the largest magnitude.
   template <bool kIsOrdinary>
   DEVICE bool cast(SharedStorage& shared, const Work& work, const Group& group, uint32_t room, uint32_t lane, float amax) const {
     if constexpr (!kWholeRows) {
@@ -201,7 +201,7 @@ struct Pieces {
 DEVICE uint32_t num_sought(const LinearParams& p) { return p.m > 8 ? 16 : p.m > 4 ? 8 : p.m > 2 ? 4 : p.m; }
 static_assert(kBlockTokens <= kCastTeams && kCastTeams == 16, "a team for each token");
 
-// Sends the largest magnitudes of this CTA's share of x to all CTAs of the cluster. One token's share is what the CTA casts too.
+// Sends the largest magnitudes of this CTA's share of x to all CTAs of the cluster. With one token the CTA also casts that share.
 // Infinities may count: a row that has one becomes NaN whatever its scale.
 DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work& work, uint32_t lane) {
   const uint32_t team = (ptx::thread_index() - kFirstCaster) / kLanes, tokens = num_sought(p), teams = kCastTeams / tokens;
@@ -220,7 +220,7 @@ DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work
     for (const Piece& piece : held) keys[0] = larger_key(keys[0], key_of<true>(piece));
   }
   const float amax = amax_of(largest_of_team(keys, lane));
-  ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
+  ptx::cluster_wait();  // all CTAs of the cluster run, and their barriers are ready for data that is sent
   if (lane < kClusterSize)
     ptx::st_async_b32(&shared.amaxes[rank_at(work, work.place)][team], &shared.amaxes_full, lane, ptx::bits_of(amax));
 }
@@ -245,19 +245,19 @@ DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work
   Group group(p, work, work.k_block);
   Pieces pieces;
   pieces.load(p, work, group, lane);
-  // B comes behind the first of x in memory's queues: else x waits for all that the ring takes.
+  // The first loads of x enter memory's queues ahead of B: else x would wait for all loads that the ring has room for.
   if constexpr (kWholeRows) {
     search_rows(p, shared, work, lane);
   } else {
     ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
-    ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
+    ptx::cluster_wait();  // all CTAs of the cluster run, and their barriers are ready for data that is sent
   }
   const float amax = kWholeRows ? amax_of_row(p, shared) : 0.f;
 #pragma unroll 1
   for (uint32_t number = 0;; ++number) {
     const uint32_t room = number % kRooms;
     ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);
-    // What others send may have landed before.
+    // Data from other CTAs may have landed before this arrival.
     if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());
     if (__builtin_expect(!pieces.cast<true>(shared, work, group, room, lane, amax), 0))
       pieces.cast<false>(shared, work, group, room, lane, amax);
@@ -317,7 +317,7 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_linear_decode(GRID_CONSTANT LinearParam
   }
   ptx::cluster_arrive_relaxed();  // this CTA runs, its barriers are there, and it may be written to
 
-  // What the kernel before wrote can be read from here on; B counts as such.
+  // From here on data that the kernel before wrote can be read; B may be such data too.
   ptx::griddepcontrol_wait();
   const bool has_k_blocks = work.k_block < work.end_k_block;
   if (warp > kNumMathWarps) {

@@ -21,7 +21,7 @@ def ask_linear(out: Tensor | None, **given: Any) -> Tensor | None:
 
 
 def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep what the gradients take."""
+    """Save the tensors that the gradients are computed from."""
     x, w, sfw, bias, gran_k, recipe_b = inputs
     if w.dtype != torch.float8_e4m3fn:
         raise ValueError(

@@ -162,9 +162,9 @@ def activated_product_of_rows(
 ) -> None:
     """Multiply rows by gate and up of their groups, activate, weight, and cast at once: into `d`, values and scales.
 
-    `b` `[groups, 2 i, k]` has 8 rows of gate and 8 of up in turn, but its scales, one for each 128x128 block, are those
-    of gate and then those of up. `d` is room for values `[m, i]` and for scales `[m, i / 64]`, m-major, as
-    `product_of_rows_by_64` takes them. `ends`: where the rows of each group end; those behind the last stay as is.
+    `b` `[groups, 2 i, k]` has 8 rows of gate and 8 of up in turn, but all scales of gate, one for each 128x128 block,
+    come before all scales of up. `d` is room for values `[m, i]` and for scales `[m, i / 64]`, m-major, as
+    `product_of_rows_by_64` takes them. `ends`: where the rows of each group end; rows behind the last end stay as is.
 
     The result is `silu_mul_cast_to_fp8` of the FP32 product, but with a scale for each row and 64 columns.
 

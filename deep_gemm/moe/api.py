@@ -212,10 +212,10 @@ def activations_of_rows(
 ) -> Any:
     """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
 
-    That kernel is for BF16, or for scales of 1x128 beside 128x128, of which `recipes` say nothing, and adds no bias. An
-    epilogue that activates keeps the tensor cores waiting, so `experts` in FP8 gains 1% on an H200 and 4% on an H100;
-    in BF16 it gains 2 to 7% on an H200. A kernel that casts few rows takes 2 us, less than what the products lose by
-    fewer, wider tiles.
+    That kernel is for BF16, or for scales of 1x128 beside 128x128 without `recipes`, and adds no bias. An epilogue that
+    activates keeps the tensor cores waiting, so `experts` in FP8 gains 1% on an H200 and 4% on an H100; in BF16 it
+    gains 2 to 7% on an H200. Few rows take two kernels: their cast takes 2 us, and one kernel's fewer, wider tiles
+    would cost the products more.
     """
     values, intermediate, is_bf16 = a[0], w[0].shape[1] // 2, w[1] is None
     has_kernel = values.is_cuda and is_hopper(values.get_device())
@@ -234,7 +234,7 @@ def activations_of_rows(
 
 
 def activates_in_product(rows: int, intermediate: int, is_bf16: bool = False) -> bool:
-    """Tell whether a Hopper GPU activates so many rows where they are multiplied."""
+    """Tell whether a Hopper GPU activates this many rows in the kernel that multiplies them."""
     return rows >= MANY_ROWS and (is_bf16 or intermediate % SCALE_BLOCK == 0)
 
 

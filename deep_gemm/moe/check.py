@@ -36,7 +36,7 @@ class ExpertRows(NamedTuple):
     counts: Tensor
     """int32 `[experts]`: how many rows each expert has."""
     ends: Tensor
-    """int32 `[experts]`: where the rows of each expert end; those of the next begin there."""
+    """int32 `[experts]`: where the rows of each expert end, and the rows of the next expert begin."""
     row_of: Tensor
     """int32 `[tokens, topk]`: the row of each route, -1 for none."""
     token_of: Tensor
@@ -64,7 +64,7 @@ def check_routes(topk_ids: Tensor, num_experts: int) -> int:
 
 
 def check_rows(rows: ExpertRows) -> ExpertRows:
-    """Check that rows are what `expert_rows` gives, or somebody else in its place."""
+    """Check that `rows` are `ExpertRows`, from `expert_rows` or made by a caller."""
     if not isinstance(rows, ExpertRows):
         raise TypeError(f"rows: expected ExpertRows, got {type(rows).__name__}")
     return rows

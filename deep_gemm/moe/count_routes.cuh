@@ -21,7 +21,7 @@ KERNEL(kNumThreads, 1) count_routes(GRID_CONSTANT RouteParams p) {
   ptx::syncthreads();
 
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   ptx::Uint2 ids[kOfThread];
 #pragma unroll
   for (uint32_t i = 0; i < kOfThread; ++i) {

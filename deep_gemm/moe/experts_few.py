@@ -30,9 +30,9 @@ from .routing import MAX_PITCH, on_hopper, with_contiguous_rows
 MOST_TOKENS = 8
 """Columns of WGMMA. For more tokens six launches take as long (H200, 2026-11-29)."""
 SCALES: dict[Operands, Scales] = {(E4M3, PER_ROW, PER_BLOCK): PER_BLOCK, (E4M3, WHOLE, WHOLE): WHOLE}
-"""By how FP8 weights and their operands are scaled: the scales of weights that the kernel takes."""
+"""The scales of weights that the kernel takes, by the types and scales of the operands."""
 LINE_BYTES = 128
-"""A k-block of a weight's row: 64 columns of BF16, or 128 of E4M3, as many as a warp casts of B at a time."""
+"""A k-block of a weight's row: 64 columns of BF16, or 128 of E4M3. A warp casts 128 columns of B at a time."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 // What experts gave of each token, summed up: out[t] = sum over j of weights[t, j] * y[row_of[t, j]], in order of j.
 // Without weights each is 1.
 //
-// A thread has 8 columns of a token: 16 bytes of each of its rows, all of which are on their way before it adds.
+// A thread has 8 columns of a token: 16 bytes of each of its rows. It loads up to kAtOnce rows before it adds them.
 #pragma once
 #include "gather/params.cuh"
 #include "ptx/warp.cuh"
@@ -13,7 +13,7 @@ KERNEL(kNumThreads, kCtasPerSm) gather_weighted(GRID_CONSTANT GatherParams p) {
   const uint32_t token = ptx::block_index() / per_token;
   const uint32_t piece = ptx::block_index() % per_token * kNumThreads + ptx::thread_index();
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   if (piece >= pieces) return;
 
   float total[kColumns] = {};

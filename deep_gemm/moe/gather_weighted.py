@@ -18,11 +18,11 @@ from ..core.kernel import Config, Kernel
 from ..core.settings import num_sms_of
 
 COLUMNS = 8
-"""Columns of a thread: 16 bytes, at a multiple of which rows of y and of the output begin."""
+"""Columns of a thread: 16 bytes. Rows of y and of the output begin at multiples of 16 bytes."""
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, None)
 """None: rows are summed up as they are."""
 MANY_UNITS = 4
-"""Units for each CTA of the ring from which on it is taken: with fewer, some CTAs have half as many as others."""
+"""From this many units for each of its CTAs on the ring is taken: with fewer, some CTAs have half as many as others."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class WeightsConfig(Config):
         return "no weights" if self.weights is None else f"weights in {str(self.weights).removeprefix('torch.')}"
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.weights in WEIGHTS, "weights in FP32, BF16 or FP16, or none"
 
     def constants(self) -> dict[str, int | bool]:
@@ -55,7 +55,7 @@ class GatherConfig(WeightsConfig):
 
     @property
     def ctas_per_sm(self) -> int:
-        """CTAs that are to share an SM: as many as registers suffice for without a stack."""
+        """CTAs that are to share an SM: the most for which registers suffice without a stack."""
         return 10 if self.weights in (torch.bfloat16, torch.float16) else 11
 
 
@@ -86,7 +86,7 @@ class ManyConfig(WeightsConfig):
         return self.num_stages * (self.piece * 2 + 2 * 8)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         shared = f"{self.shared_bytes} bytes of shared memory, more than {SHARED_BYTES_LIMIT}"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, shared
         yield from super().rules()

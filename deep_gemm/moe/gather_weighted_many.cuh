@@ -14,7 +14,7 @@
 #include "ring.cuh"
 
 constexpr uint32_t kMathThreads = kNumMathWarps * 32;
-constexpr uint32_t kPanel = kMathThreads * kColumns;  // columns of which each math thread has 8
+constexpr uint32_t kPanel = kMathThreads * kColumns;  // 8 columns for each math thread
 constexpr uint32_t kPiece = kPanels * kPanel;          // columns of a slot
 static_assert(kNumThreads == kMathThreads + 32, "math warps, and a producer behind them");
 
@@ -91,7 +91,7 @@ DEVICE void sum_rows(const GatherParams& p, SharedStorage& shared) {
       wait_until_loaded(shared.ring, at);
 #pragma unroll
       for (uint32_t i = 0; i < kPanels; ++i) row[i] = ptx::ld_shared_v4_b32(slot + i * (kPanel * 2));
-      // What a shuffle gives is there when all lanes' loads are, not those of the lane that arrives alone.
+      // The shuffle waits for the loads of all lanes; the arriving lane alone would wait only for its own.
       release(shared.ring, at, lane, ptx::shfl_sync(ptx::float_of(row[kPanels - 1].w), 0));
 #pragma unroll
       for (uint32_t i = 0; i < kPanels; ++i) add_row(total[i], row[i], weight);
@@ -116,7 +116,7 @@ KERNEL(kNumThreads, kCtasPerSm) gather_weighted_many(GRID_CONSTANT GatherParams 
   ptx::syncthreads();
 
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   if (ptx::warp_index() == kNumMathWarps)
     load_rows(p, shared);
   else

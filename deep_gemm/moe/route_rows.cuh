@@ -25,10 +25,10 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "RouteConfig.shared_bytes a
 #include TOTALS  // find_totals: adds to `total` and `before`, which are zero
 
 struct Starts {
-  uint32_t own, used;  // where this thread's expert starts; rows that have a token
+  uint32_t own, used;  // first row of this thread's expert; number of rows that have a token
 };
 
-// Sums up the totals before each expert, of which a thread has one: in each warp, then over the warps.
+// Finds the first row of each expert, one a thread: sums totals up in each warp, then over the warps.
 DEVICE Starts find_starts(SharedStorage& shared, uint32_t total) {
   const uint32_t lane = ptx::lane_index(), warp = ptx::thread_index() / 32;
   const uint32_t in_warp = sum_up_to_lane(total, lane);
@@ -44,7 +44,7 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   const uint32_t thread = ptx::thread_index(), warp = thread / 32, lane = ptx::lane_index();
   const uint32_t route = ptx::block_index() * kNumThreads + thread;
   const uint32_t left = ceil_div(p.num_routes - ptx::block_index() * kNumThreads, 32);
-  const uint32_t warps = left < kWarps ? left : kWarps;  // that have routes
+  const uint32_t warps = left < kWarps ? left : kWarps;  // warps that have routes
   const bool has_expert = thread < p.num_experts;
   const Place own(p, route);
   if (has_expert) {
@@ -55,9 +55,9 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   ptx::syncthreads();
 
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   const ptx::Uint2 id = route < p.num_routes ? own.id(p) : kNoId;
-  find_totals(p, shared);  // its loads are asked for before anyone looks at the id
+  find_totals(p, shared);  // here, so that its loads start before the id is used
   const uint32_t expert = expert_of(p, id);
   const uint32_t same = ptx::match_any_sync(expert), rank = ptx::popc(same & ((1u << lane) - 1));
   if (expert != kNoExpert && rank == 0) ptx::st_shared_b32(&shared.next[warp][expert], ptx::popc(same));
@@ -69,7 +69,7 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
     uint32_t row = start.own + ptx::ld_shared_b32(&shared.before[thread]);
 #pragma unroll 1
     for (uint32_t first = 0; first < warps; first += kWarpsAtOnce) {
-      uint32_t routes[kWarpsAtOnce];  // of warps behind the last anything, and they do not read what they get
+      uint32_t routes[kWarpsAtOnce];  // undefined for warps without routes, which do not read the rows that they get
 #pragma unroll
       for (uint32_t w = 0; w < kWarpsAtOnce; ++w) routes[w] = ptx::ld_shared_b32(&shared.next[first + w][thread]);
 #pragma unroll

@@ -22,13 +22,13 @@ MAX_EXPERTS = (64, 256, 1024)
 """The most experts of each configuration; its kernel counts as many."""
 ID_BYTES = (4, 8)
 PART = 1024
-"""Routes of a part: those that a CTA gives rows to. A CTA that counts all of them takes longer with each part."""
+"""Routes of a part, to which one CTA gives rows. A CTA that counts all routes takes longer with each part."""
 PARTS_ALONE = 8
-"""Parts up to which each CTA counts all routes by itself: about 0.25 us a part, where another launch takes 2."""
+"""The most parts for which each CTA counts all routes by itself: about 0.25 us a part; another launch takes 2."""
 
 
 class Totals(Enum):
-    """Ways in which a CTA of route_rows finds the routes of each expert. The value names the source in cuda/route/."""
+    """Ways in which a CTA of route_rows counts each expert's routes. The value names the source in moe/route/."""
 
     COUNTED = "count_all"
     """It counts all of them."""
@@ -58,7 +58,7 @@ class RouteConfig(Config):
         return (2 + warps) * self.max_experts * 4 + warps * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.id_bytes in ID_BYTES, "ids of 4 or 8 bytes"
         yield self.max_experts in MAX_EXPERTS, f"a number of experts among {MAX_EXPERTS}"
 
@@ -84,7 +84,7 @@ class CountConfig(Config):
         return f"int{self.id_bytes * 8}"
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.id_bytes in ID_BYTES, "ids of 4 or 8 bytes"
 
 
@@ -129,7 +129,7 @@ def run(p: RouteProblem) -> None:
 
 
 def totals_for(num_routes: int) -> Totals:
-    """Say how totals of so many routes are found sooner."""
+    """Choose the faster way to find the totals of `num_routes` routes."""
     return Totals.COUNTED if grid(num_routes) <= PARTS_ALONE else Totals.OF_PARTS
 
 

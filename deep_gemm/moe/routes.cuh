@@ -1,4 +1,4 @@
-// The experts of routes as callers give them: ids of 4 or 8 bytes, some of which no expert has.
+// Reads the experts of routes as callers give them: ids of 4 or 8 bytes. An id may belong to no expert.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"

@@ -212,7 +212,7 @@ WEIGHTED_INTO = replace(WEIGHTED, outputs=1)
 def sum_rows(
     y: Tensor, row_of: Tensor, weights: Tensor | None = None, out: Tensor | None = None, *, is_dependent: bool = False
 ) -> Tensor:
-    """Compute `gather_weighted` of what nobody has to check; `weights` None: each is 1. Gives the output.
+    """Compute `gather_weighted` without checks; `weights` None: each is 1. Gives the output.
 
     `is_dependent`: as for `Kernel.run`.
     """

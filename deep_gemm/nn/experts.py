@@ -108,7 +108,7 @@ class Experts(Trained):
             torch.nn.init.uniform_(weight, -bound, bound)
 
     def extra_repr(self) -> str:
-        """Sizes and what is multiplied, for `print`."""
+        """Give sizes and the type of the products, for `print`."""
         sizes = f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
         return f"{sizes}, products={self.products}"
 
@@ -160,7 +160,7 @@ def apply_outside_of_graphs(*args: Any) -> Tensor:
 
 
 class _Experts(torch.autograd.Function):
-    """The products of a mixture, whose weights may be cast already. It computes and saves only what is needed."""
+    """The products of a mixture, whose weights may be cast already. Only needed tensors are computed and saved."""
 
     @staticmethod
     def forward(
@@ -174,7 +174,7 @@ class _Experts(torch.autograd.Function):
         products: str,
         main_grads: tuple[Tensor | None, Tensor | None],
     ) -> Tensor:
-        """Compute the mixture, and keep what the gradients that are needed take."""
+        """Compute the mixture, and save the tensors that the needed gradients are computed from."""
         needs_x, needs_p, needs_w1, _, *_ = ctx.needs_input_grad
         out, h = with_gates(x, topk_weights, w1, w2, rows, limit, products)
         saved1, saved2 = (None, None) if isinstance(w1, tuple) else (w1, w2)
@@ -238,7 +238,7 @@ FORWARD = Function(
 
 
 MOST_AT_ONCE = 1 << 24
-"""The most elements of gate and up for which backward is one record: a record has all memory of its steps at a time."""
+"""The most elements of gate and up for backward as one record, which holds the memory of all its steps at once."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Gradients of x, of the weights of routes, of w1 and of w2."""
 
@@ -356,12 +356,12 @@ def turned(w: Weight, products: str) -> Rows:
 
 
 def of_rows(x: Tensor, rows: ExpertRows) -> Tensor:
-    """Give each row what its route has, and anything where a row has no route. The host reads nothing."""
+    """Give each row the value of its route; a row without a route gets anything. The host reads nothing."""
     found = x.new_empty(rows.ids.shape[0] + 1)
     found[rows.row_of] = x  # routes without a row, which have -1, share the last
     return found[:-1]
 
 
 def of_routes(x: Tensor, rows: ExpertRows) -> Tensor:
-    """Give each route what its row has; 0 where a route has no row."""
+    """Give each route the value of its row, or 0 if it has no row."""
     return F.pad(x, (0, 1))[rows.row_of]  # routes without a row have -1, which is the zero

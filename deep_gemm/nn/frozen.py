@@ -83,12 +83,12 @@ class Frozen(Holder):
         return self._parameters[name], here[scales if scales in here else name + ROW_SCALES]  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
-        """Types and shapes of what is held, for `print`."""
+        """Give types and shapes of the tensors held, for `print`."""
         held = [(name, x) for name, x in self.state_dict().items() if name != "bias"]
         return ", ".join(f"{name}={str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for name, x in held)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
-        """Load weights that are cast, with scales as they come, and those that are not yet, which are cast here."""
+        """Load weights: cast ones with their scales as they come, while others are cast here."""
         *_, errors = more
         multiply_scales(self, state_dict, prefix, metadata, *more)  # of weights that are held in BF16
         for name in self.WEIGHTS:
@@ -147,7 +147,7 @@ class FrozenLinear(Frozen):
         self.bias = None if bias is None else torch.nn.Parameter(tensor("bias", bias).detach(), requires_grad=False)
 
     def extra_repr(self) -> str:
-        """Types and shapes of what is held, for `print`."""
+        """Give types and shapes of the tensors held, for `print`."""
         return f"{super().extra_repr()}, bias={self.bias is not None}"
 
     def forward(self, x: Tensor) -> Tensor:

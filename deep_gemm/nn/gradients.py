@@ -188,9 +188,9 @@ def as_autocast_says(x: Tensor) -> Tensor:
 
 
 def in_shape(rows: Tensor, shape: Sequence[int]) -> Tensor:
-    """Give the rows of a result, which nobody else has, in the caller's shape: not as a view.
+    """Give a result, which nothing else refers to yet, in the caller's shape, but not as a view.
 
-    Autograd refuses changes in place of a view that a Function made, and by one of any view FSDP2 loses its hook.
+    Autograd refuses to change a view of a Function in place, and any view that is changed in place loses FSDP2's hook.
     """
     return torch.ops.aten._unsafe_view.default(rows, shape)  # type: ignore[no-any-return]
 
@@ -214,9 +214,9 @@ def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:
 
 
 def gradient_beside_main_grad(weight: Tensor) -> Tensor | None:
-    """Give autograd what it gets of a weight whose gradient is in `main_grad` already.
+    """Give autograd a gradient of a weight that has its own in `main_grad` already: None, or zeros for Megatron.
 
-    Megatron marks weights by an attribute: it wants to be told, and its hooks wait for a gradient, which they ignore.
+    Megatron marks weights by an attribute, which is set here to tell it. Its hooks wait for a gradient, and ignore it.
     """
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None

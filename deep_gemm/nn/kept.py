@@ -18,7 +18,7 @@ from ..linear.backward import cast_both_ways, cast_transposed, cast_turned_rows
 
 
 class Kept(NamedTuple):
-    """A weight's storage, held lest another get its place; its version when it was cast, and what it was cast to."""
+    """A weight's storage, held so that no other storage takes its place; its version when it was cast; both casts."""
 
     storage: torch.UntypedStorage
     version: int
@@ -96,10 +96,10 @@ def tensors_of(*weights: Weight | None) -> list[Tensor]:
 
 
 def _kept(w: Tensor, gran_k: int) -> Kept | None:
-    """Find or make what a parameter is cast to in a block; None outside of one, and of what no parameter is."""
+    """Find or make the casts of a parameter or its alias; None for other tensors, and outside of a block."""
     if not _BLOCKS or _is_capturing() != _BLOCKS[0] or w.is_inference():  # torch counts no changes of inference tensors
         return None
-    # Not its address: FSDP2 frees the memory of what it gathered, but not the storage, and gathers it elsewhere.
+    # The key has no address: FSDP2 frees a gathered weight's memory, keeps its storage, and gathers it elsewhere.
     storage = w.untyped_storage()
     place = storage._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype, gran_k
     found = _OF.get(place)
@@ -114,7 +114,7 @@ def _kept(w: Tensor, gran_k: int) -> Kept | None:
 
 
 def _is_capturing() -> bool:
-    """Tell whether launches go into a CUDA graph, whose replays find in memory what was there when it was made."""
+    """Tell whether launches go into a CUDA graph: its replays would not remake casts that its capture found."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

@@ -63,9 +63,9 @@ def known_recipe(recipe: str) -> str:
 class Linear(Trained, torch.nn.Linear):
     """`torch.nn.Linear` whose products are FP8's, forward and backward.
 
-    Arguments, `weight`, `bias`, their initial values and the state dict are those of `torch.nn.Linear`. Both numbers of
+    Arguments, `weight`, `bias`, their initial values and the state dict are as in `torch.nn.Linear`. Both numbers of
     features are multiples of 16; tokens may be any number. The result has the type of the input, or of autocast;
-    gradients have the types of what they are gradients of. With `accumulates_main_grad` the gradient of the weight is
+    each gradient has the type of its input or parameter. With `accumulates_main_grad` the gradient of the weight is
     added to `weight.main_grad` (FP32) by its product, as Megatron wants it, and `weight.grad` stays as it is.
     `recipe="row"` gives each operand of the three products a scale for each of its rows, in place of 128 columns of a
     row and 128x128 blocks of the weight.
@@ -95,7 +95,7 @@ class Linear(Trained, torch.nn.Linear):
         self.accumulates_main_grad, self.recipe = accumulates_main_grad, known_recipe(recipe)
 
     def extra_repr(self) -> str:
-        """Sizes and what is multiplied, for `print`."""
+        """Give sizes and the type of the products, for `print`."""
         return f"{super().extra_repr()}, products=fp8" + (", recipe=row" if self.recipe == "row" else "")
 
     def forward(self, input: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def apply_beside_main_grad(*args: Any) -> Tensor:
 
 @torch.no_grad()
 def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None, gran_k: int) -> Tensor:
-    """Compute the layer where nobody wants a gradient."""
+    """Compute the layer where no gradient is needed."""
     if x.dtype != torch.bfloat16 or not gran_k:
         return with_columns(x, weight, bias, False, gran_k)[0]
     bias = None if bias is None else bias.to(x.dtype)
@@ -136,13 +136,13 @@ def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None, gran_k: int) -
 
 
 class _Linear(torch.autograd.Function):
-    """The three products of `[..., k]`. What nobody needs is neither computed nor saved."""
+    """The three products of `[..., k]`. Only needed tensors are computed and saved."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None, gran_k: int
     ) -> Tensor:
-        """Compute the product, and keep what the gradients that are needed take."""
+        """Compute the product, and save the tensors that the needed gradients are computed from."""
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         d, columns = with_columns(x, weight, bias, needs_weight, gran_k)
         ctx.save_for_backward(*(columns or (None, None)), weight if needs_x else None)
@@ -254,7 +254,7 @@ def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor, gran_k: int)
 
 
 def casts(x: Tensor, gran_k: int, *, rows_too: bool, columns_too: bool) -> tuple[Quantized | None, Quantized | None]:
-    """Cast `x` `[m, k]` along rows, and its transpose along tokens; what is not asked for is None.
+    """Cast `x` `[m, k]` along rows, and its transpose along tokens; a cast that is not asked for is None.
 
     Tokens are the depth of a weight's product, so there rows of zeros are added until products take their number.
     """

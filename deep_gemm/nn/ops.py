@@ -115,7 +115,7 @@ def new_experts(
 ) -> tuple[Tensor, Tensor]:
     """Compute a mixture of experts, and gate and up of each row."""
     out, h = experts.with_gates(x, topk_weights, w1, w2, ExpertRows(*rows), limit, products)
-    return out.to(x.dtype), h  # autograd would round the gradient of what is BF16 inside of a graph
+    return out.to(x.dtype), h  # cast here, because autograd would round the gradient of a BF16 output inside of a graph
 
 
 def fake_experts(x: Tensor, w1: Tensor, rows: Sequence[Tensor], **_: object) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ def fake_experts(x: Tensor, w1: Tensor, rows: Sequence[Tensor], **_: object) -> 
 
 
 def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Keep what the gradients take."""
+    """Save the tensors that the gradients are computed from."""
     x, weight, bias, columns, ctx.gran_k = inputs
     _, values, scales = output
     ctx.mark_non_differentiable(values, scales)
@@ -205,12 +205,12 @@ operators(
     flops=lambda _, grad, w2, h, needs, **__: (
         grad.shape[1] * h.numel() * ((w2 is not None) + 2 * needs[0] + 2 * needs[2] + needs[3])
     ),
-    tags=(torch.Tag.cudagraph_unsafe,),  # products along k keep memory, which may be that of a graph's pool
+    tags=(torch.Tag.cudagraph_unsafe,),  # products along k keep memory, which may come from a graph's pool
 )
 
 
 def keep_experts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep what the gradients take."""
+    """Save the tensors that the gradients are computed from."""
     x, topk_weights, w1, w2, rows, ctx.limit, ctx.products = inputs
     _, h = output
     ctx.mark_non_differentiable(h)
@@ -272,7 +272,7 @@ operators(
 
 
 def keep_logprobs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep what the gradients take."""
+    """Save the tensors that the gradients are computed from."""
     hidden, w, sfw, ids, ctx.temperature, ctx.group, ctx.main_grad = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)

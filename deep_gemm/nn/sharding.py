@@ -40,7 +40,7 @@ def _register() -> None:
         return None if given is None else placement
 
     def of_rows(x: Any, weight: Any, bias: Any, keeps_columns: int, gran_k: int) -> Any:
-        kept = rows if keeps_columns else whole  # x along tokens: k comes first, and scales lie in one dimension
+        kept = rows if keeps_columns else whole  # x cast along tokens: values have k first, scales are one-dimensional
         return [
             ([whole, whole, whole], [whole, whole, beside(bias, whole), None, None]),
             ([columns, whole, whole], [whole, rows, beside(bias, rows), None, None]),

@@ -90,11 +90,11 @@ MUTATIONS = [
     # The cluster
     Mutation("values sent to this CTA alone", _KERNEL, "ptx::st_async_v2_b32(to, full, rank_at(work, place)", "ptx::st_async_v2_b32(to, full, rank_at(work, work.place)"),
     Mutation("sent to the CTAs of another part of k", _KERNEL, "return place * kClusterK + work.rank;", "return place * kClusterK;"),
-    Mutation("sent before the others run", _KERNEL, "    ptx::cluster_wait();  // what is sent finds all CTAs and their barriers\n", ""),
+    Mutation("sent before the others run", _KERNEL, "    ptx::cluster_wait();  // all CTAs of the cluster run, and their barriers are ready for data that is sent\n", ""),
     Mutation("given back before the others run", _KERNEL, "  } else {\n    ptx::cluster_wait();\n", "  } else {\n"),
     Mutation("sent into a room that is still read", _KERNEL, "    ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);\n", ""),
     Mutation("rooms waited for a round too late", _KERNEL, "(number / kRooms & 1) ^ 1", "number / kRooms & 1"),
-    Mutation("bytes announced before the room is free", _KERNEL, "    ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);\n    // What others send may have landed before.\n    if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());\n", "    if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());\n    ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);\n"),
+    Mutation("bytes announced before the room is free", _KERNEL, "    ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);\n    // Data from other CTAs may have landed before this arrival.\n    if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());\n", "    if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());\n    ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);\n"),
     Mutation("scales' bytes not announced", _KERNEL, "(kWholeRows ? 0 : 4)", "0"),
     Mutation("multiplied before all is there", _KERNEL, "    ptx::mbarrier_wait_parity_cluster(&shared.a_full[room], number / kRooms & 1);\n", ""),
     Mutation("values not shown to WGMMA", _KERNEL, "    ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have sent\n", ""),
@@ -119,7 +119,7 @@ WHOLE_MUTATIONS = [
     Mutation("a lane's neighbours left out of a row's largest", _KERNEL, "const float amax = amax_of(largest_of_team(keys, lane))", "const float amax = amax_of(keys[0])"),
     Mutation("the third token has no team", _KERNEL, "p.m > 2 ? 4 : p.m", "p.m > 2 ? 2 : p.m"),
     # The exchange
-    Mutation("largest sent before the others run", _KERNEL, "lane));\n  ptx::cluster_wait();  // what is sent finds all CTAs and their barriers\n", "lane));\n"),
+    Mutation("largest sent before the others run", _KERNEL, "lane));\n  ptx::cluster_wait();  // all CTAs of the cluster run, and their barriers are ready for data that is sent\n", "lane));\n"),
     Mutation("largest sent to another team's place", _KERNEL, "[team], &shared.amaxes_full", "[0], &shared.amaxes_full"),
     Mutation("largest sent to another CTA's place", _KERNEL, "amaxes[rank_at(work, work.place)]", "amaxes[work.place]"),
     Mutation("largest not waited for", _KERNEL, "  ptx::mbarrier_wait_parity_cluster(&shared.amaxes_full, 0);\n", ""),

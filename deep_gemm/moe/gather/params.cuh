@@ -7,7 +7,7 @@
 struct GatherParams {
   const uint8_t* y;         // BF16 [rows, n]
   const int32_t* row_of;    // [tokens, topk], -1: the route has no row
-  const uint8_t* weights;   // [tokens, topk], of kWeightBytes; those of a token lie beside each other
+  const uint8_t* weights;   // [tokens, topk], of kWeightBytes; the weights of a token lie beside each other
   uint8_t* out;             // BF16 [tokens, n]
   uint64_t y_pitch, weights_pitch, out_pitch;  // in elements
   uint32_t tokens, topk, n;

@@ -1,4 +1,4 @@
-// A CTA counts all routes by itself, those before its own apart: they lie in the L2, and nobody waits for another CTA. The time
+// A CTA counts all routes by itself, and apart those before its own, so no CTA waits for another. All ids lie in the L2. The time
 // grows with the square of the routes.
 #pragma once
 

@@ -8,7 +8,7 @@ struct RouteParams {
   int32_t* row_of;          // [tokens, topk], -1: no expert
   int32_t *token_of, *ids;  // [tokens * topk], -1 behind the last row
   uint32_t num_routes, topk;
-  uint32_t gap;                 // ids between those of a token and of the next
+  uint32_t gap;                 // ids between the last of a token and the first of the next
   uint32_t first, num_experts;  // the id that counts as expert 0; as many experts from there on
   uint32_t* of_parts;           // [parts, experts]: routes of each expert in each part; null if there is one kernel alone
 };
