@@ -88,7 +88,7 @@ def about(
 
 @app.command(epilog=examples("doctor"))
 def doctor() -> None:
-    """Say in nine lines what this machine can run, what was found for it, and what to do for more."""
+    """Say in ten lines what this machine can run, what was found for it, and what to do for more."""
     from .compat import installed
 
     if installed.changed():  # then other modules that are examined may be another distribution's, or gone
