@@ -30,7 +30,7 @@ from deep_gemm.core.check.layout import align
 MS = (1, 3, 7, 16, 24, 48, 80, 128, 150, 200, 320, 500, 700, 1000, 1500, 2300, 3000, 4096, 5000, 8192)
 RANKS = (1, 2, 4, 8)
 EVERY = 2
-"""Of the sorted weights, one in this many is taken."""
+"""Step through the sorted weights: one in this many is taken."""
 MS_OF_A_WEIGHT, MS_APART = 3, 7
 FITTED_EVERY = 5
 MOST_OPERATIONS = 2e12

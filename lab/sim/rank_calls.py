@@ -58,7 +58,7 @@ class Call:
     topk_ids: Tensor
     topk_weights: Tensor
     returns_to: Tensor
-    """Where each route's result goes, as post_rows writes it."""
+    """Address of each route's result, as post_rows writes it."""
     posted: Tensor
     """The bytes of each token's row in this rank's room, up to the weights of its routes."""
     ids: Tensor

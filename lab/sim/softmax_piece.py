@@ -47,7 +47,7 @@ class SoftmaxTrial(Trial):
         logits[0, :BLOCK], logits[-1, n // 2 | 1] = -300, 300
         logits[0, BLOCK : 2 * BLOCK] = -torch.inf  # a block of impossible tokens
         at = torch.randint(0, n, (m,), generator=generator)
-        at[1:3] = torch.tensor([-1 - FIRST, n])[: m - 1]
+        at[1:3] = torch.tensor([-1 - FIRST, n], dtype=at.dtype)[: m - 1]
         read = {"tokens": (at + FIRST).int()}
         scaled, is_here = logits * SCALE, (at >= 0) & (at < n)
         if self.config.is_backward:
@@ -70,5 +70,6 @@ class SoftmaxTrial(Trial):
         blocks = F.pad(scaled.double(), (0, -n % BLOCK), value=-torch.inf).view(m, -1, BLOCK)
         right[:, :-3] = torch.logsumexp(blocks, 2)
         picked = scaled.gather(1, at.clamp(0, n - 1)[:, None])[:, 0].masked_fill(~is_here, torch.nan)
-        largest_part("chosen", got["chosen"], picked, torch.zeros(m))
-        return largest_part("sums", got["sums"], right, within_units(right.float(), torch.tensor(FEW_UNITS)))
+        largest_part("chosen", got["chosen"], picked, torch.zeros(m, dtype=torch.float32))
+        units = torch.tensor(FEW_UNITS, dtype=torch.float32)
+        return largest_part("sums", got["sums"], right, within_units(right.float(), units))

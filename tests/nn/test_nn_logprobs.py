@@ -209,7 +209,7 @@ def bytes_of(module: torch.nn.Module) -> dict[str, list[int]]:
 
 
 FORMS: dict[str, Callable[[Tensor], Any]] = {
-    **{name: cast for name, cast in HEADS.items() if name not in ("tensor", "fp32")},
+    **{name: cast for name, cast in HEADS.items() if name not in ("tensor", "number", "fp32")},
     "bf16": lambda w: w.bfloat16(),
     "mxfp4": deep_gemm.quantize_mxfp4,
 }
