@@ -1,4 +1,4 @@
-"""What one stream of tasks over both products would bring to experts across GPUs: python docs/model_lag.py
+"""Predict the gain of one stream of tasks over both products of experts across GPUs: python docs/model_lag.py
 
 It writes the tables of "What a lag would bring: a model" in experts_across_gpus.md. Constants are fitted to the files
 of two GPUs among benchmarks/results/distributed-*.json, and judged by times that the fit did not see: whole calls of
