@@ -131,7 +131,7 @@ def test_every_kernel_has_a_walkthrough() -> None:
 
 def test_interface_names_every_public_function() -> None:
     named = set(re.findall(r"`(\w+)", (DOCS / "interface.md").read_text()))
-    assert set(deep_gemm.__all__) - named == set()
+    assert set(vars(deep_gemm)["__all__"]) - named == set()
 
 
 @pytest.mark.parametrize("page", HAVE_CODE, ids=lambda page: page.name)
