@@ -207,7 +207,7 @@ MISTAKES: dict[tuple[str, type[Exception]], list[tuple[dict[str, Any], str]]] = 
     ],
     ("rows", NotImplementedError): [
         *((of_heads(heads), f"multiple of 8 up to 128, got {heads}") for heads in (0, 4, 12, 136)),
-        (SHALLOW, "q: expected a depth of 32, 64, 128, got 16"),
+        (SHALLOW, "q: expected a depth of 32, 64 or 128, got 16"),
         ({"schedule_meta": torch.ones(3)}, "schedule_meta: expected None, got Tensor"),
     ],
     ("pages", ValueError): [
