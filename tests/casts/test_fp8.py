@@ -337,7 +337,7 @@ TYPES = "x: expected dtype float32, bfloat16, float16 or float64, got"
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        ([[1.0]], "x: expected a tensor, got list"),
+        ([[1.0]], "x: expected a tensor, got a list of 1"),
         (torch.ones(2, 2, dtype=torch.int32), TYPES),
         (torch.ones(2, 2, dtype=torch.complex64), TYPES),
         (torch.ones(2, 2).to(torch.float8_e4m3fn), TYPES),
@@ -375,7 +375,7 @@ def test_blocks_have_a_positive_size(cast: Cast, gran_k: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (([[1.0]],), "x: expected a tensor, got list"),
+        (([[1.0]],), "x: expected a tensor, got a list of 1"),
         ((torch.ones(2, 2, dtype=torch.int32),), "x: expected dtype"),
         ((torch.ones(2),), "x: expected shape (m, k), got (2,)"),
         ((torch.ones(2, 2, 2),), "x: expected shape (m, k), got (2, 2, 2)"),
@@ -385,7 +385,7 @@ def test_blocks_have_a_positive_size(cast: Cast, gran_k: Any) -> None:
         ((torch.ones(2, 5), 5), "ks: expected a list of integers, got 5"),
         ((torch.ones(2, 16), [16.0]), "ks: expected a list of integers, got [16.0]"),
         ((torch.ones(2, 16), "16"), "ks: expected a list of integers, got '16'"),
-        (([[1.0]], [1]), "x: expected a tensor, got list"),
+        (([[1.0]], [1]), "x: expected a tensor, got a list of 1"),
         ((torch.empty(2, 0, dtype=torch.int32), []), "x: expected dtype"),
     ],
 )
