@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from helpers import count_calls, host_never_waits, same_bits, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nn_cases import TYPICAL_OF_EXPERTS, by_blocks, by_columns, by_rows, error, grad_of, kept_by_autograd, memory_is_nan
+from nn_cases import TYPICAL_OF_EXPERTS, by_blocks, by_columns, by_rows, error, kept_by_autograd, memory_is_nan, trained
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -43,15 +43,6 @@ def routes(tokens: int, *, none: bool = True, num: int = NUM, seed: int = 2) -> 
 
 
 Found = tuple[Tensor, ...]
-
-
-def trained(layer: Any, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> Found:
-    """The result, and the gradients of x, of the weights of routes, and of both weights."""
-    x, weights = x.detach().clone().requires_grad_(), weights.detach().clone().requires_grad_()
-    layer.zero_grad()
-    out = layer(x, ids, weights)
-    out.backward(grad)
-    return out.detach(), *(grad_of(leaf).clone() for leaf in (x, weights, layer.w1, layer.w2))
 
 
 class Plain(torch.nn.Module):
@@ -284,41 +275,6 @@ def test_a_router_learns() -> None:
     assert error(got, some(router.weight.grad)) < 2 * TYPICAL_OF_EXPERTS
 
 
-def test_autocast_decides_the_type() -> None:
-    layer, x, (ids, weights) = layer_of(), numbers(20, HIDDEN, dtype=torch.float32), routes(20)
-    grad = numbers(20, HIDDEN, seed=3)
-    expected = trained(layer, x.bfloat16(), ids, weights, grad)
-
-    def under_autocast(*args: Tensor) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return layer(*args)
-
-    under_autocast.w1, under_autocast.w2 = layer.w1, layer.w2  # type: ignore[attr-defined]
-    under_autocast.zero_grad = layer.zero_grad  # type: ignore[attr-defined]
-    got = trained(under_autocast, x, ids, weights, grad)
-    assert (got[0].dtype, got[1].dtype) == (torch.bfloat16, torch.float32)
-    assert all(same_bits(a, b.to(a.dtype)) for a, b in zip(got, expected, strict=True))
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@BOTH
-def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, device: str, products: str) -> None:
-    layer = layer_of(products=products).to(device)
-    given = numbers(40, HIDDEN), *routes(40), numbers(40, HIDDEN, seed=3)
-
-    class Recomputed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w1, self.w2 = layer.w1, layer.w2
-
-        def forward(self, *args: Tensor) -> Any:
-            return checkpoint(layer, *args, use_reentrant=use_reentrant)
-
-    both = (trained(each, *(x.to(device) for x in given)) for each in (layer, Recomputed()))
-    assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
-
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @BOTH
 def test_in_the_batch_invariant_mode_a_token_has_one_result(device: str, products: str) -> None:
@@ -351,19 +307,6 @@ def test_in_the_batch_invariant_mode_a_token_has_one_result(device: str, product
             made.zero_()
             graph.replay()
             assert same_bits(made, whole[begin:end]), ("graph", begin, end)
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@BOTH
-def test_training_repeats_its_bits_and_passes_torchs_check(device: str, products: str) -> None:
-    layer = layer_of(products=products).to(device)
-    given = [each.to(device) for each in (numbers(300, HIDDEN), *routes(300), numbers(300, HIDDEN, seed=3))]
-    torch.use_deterministic_algorithms(True)  # raises where torch knows of an order that depends on time
-    try:
-        first, again = (trained(layer, *given) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(a.any() and same_bits(a, b) for a, b in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -407,40 +350,6 @@ def test_inside_of_a_graph_no_gradient_is_rounded_first(backend: str, dtype: tor
 
 
 @BOTH
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool, products: str) -> None:
-    layer, (ids, weights) = layer_of(device="meta", products=products), (each.to("meta") for each in routes(9))
-    x = torch.empty(9, HIDDEN, dtype=dtype, device="meta", requires_grad=True)
-    with torch.set_grad_enabled(grad):
-        y = layer(x, ids, weights.requires_grad_())
-    assert (y.device.type, y.dtype, y.shape, y.requires_grad) == ("meta", dtype, (9, HIDDEN), grad)
-    if grad:
-        y.sum().backward()
-        assert all(grad_of(each).is_meta for each in (x, weights, *layer.parameters()))
-
-
-@pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["sum", "squares"])
-def test_there_is_no_gradient_of_a_gradient(loss: Any) -> None:
-    layer, (ids, weights) = layer_of(), routes(9)
-    x = numbers(9, HIDDEN).requires_grad_()
-    (of_x,) = torch.autograd.grad(loss(layer(x, ids, weights)), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="products in FP8 have no gradients of gradients"):
-        (loss(layer(x, ids, weights)) + of_x.norm()).backward()
-
-
-def test_transforms_are_refused_in_words() -> None:
-    layer, (ids, weights) = layer_of(), routes(9)
-    x, said = numbers(9, HIDDEN), r"^torch.func and torch.vmap are not supported"
-    with pytest.raises(NotImplementedError, match=said):
-        torch.func.grad(lambda x: layer(x, ids, weights).sum())(x)
-    with pytest.raises(NotImplementedError, match=said):
-        torch.vmap(layer)(*(each[:, None] for each in (x, ids, weights)))
-    with pytest.raises(NotImplementedError, match=r"^torch.jit.trace is not supported"):
-        torch.jit.trace(layer, (x, ids, weights))  # type: ignore[no-untyped-call]
-
-
-@BOTH
 @pytest.mark.parametrize("needed", ["x", "topk_weights", "w1", "w2", "x topk_weights w1 w2"])
 def test_torch_counts_the_products_that_are_computed(needed: str, products: str) -> None:
     """Forward two; back through w2 unless w2 alone is trained, then one for each of x, w1 and w2."""
@@ -454,21 +363,6 @@ def test_torch_counts_the_products_that_are_computed(needed: str, products: str)
         with FlopCounterMode(display=False) as counter:
             each(leaves["x"], ids, weights).sum().backward()
         assert counter.get_total_flops() == by_w1 + by_w2 + backward
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
-def test_an_exported_layer_has_the_same_bits(grad: bool, strict: bool) -> None:
-    """As one types it, in grad mode, and under no_grad; the number of tokens is open."""
-    layer, m = layer_of(), torch.export.Dim("m")
-    with torch.set_grad_enabled(grad):
-        given = numbers(6, HIDDEN), *routes(6)
-        program = torch.export.export(layer, given, dynamic_shapes=({0: m},) * 3, strict=strict)
-    for exported in (program, program.run_decompositions()):
-        for tokens in (3, 9, 300):
-            given = numbers(tokens, HIDDEN), *routes(tokens)
-            assert same_bits(exported.module()(*given).detach(), layer(*given).detach())
 
 
 @BOTH

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import re
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,11 +14,10 @@ import torch
 from helpers import count_calls, same_bits, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, grad_of, kept_by_autograd
+from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, kept_by_autograd, trained
 from thorough import one_in
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,15 +36,6 @@ numbers = partial(helpers.numbers, seed=1)
 def layer_of(*, bias: bool = True, dtype: torch.dtype = torch.float32, seed: int = 0, **more: Any) -> Linear:
     torch.manual_seed(seed)
     return Linear(IN, OUT, bias=bias, dtype=dtype, **more)
-
-
-def trained(layer: torch.nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    """The result, and the gradients of x and of all parameters."""
-    x = x.detach().clone().requires_grad_()
-    layer.zero_grad()
-    y = layer(x)
-    y.backward(grad)
-    return y.detach(), grad_of(x), *(grad_of(p).clone() for p in layer.parameters())
 
 
 # As torch.nn.Linear
@@ -355,49 +344,7 @@ def test_a_result_that_is_added_to_main_grad_is_changed_in_place() -> None:
     assert layer.weight.main_grad.any()
 
 
-class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes calls operators."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("observed", [False, True])
-@pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["sum", "squares"])
-def test_there_is_no_gradient_of_a_gradient(loss: Any, observed: bool) -> None:
-    """The dy of a sum requires no gradient, but dx depends on the weight, as in a gradient penalty of a GAN."""
-    x, layer = numbers(4, IN).requires_grad_(), layer_of()
-    with Observed() if observed else nullcontext():  # type: ignore[no-untyped-call]
-        (of_x,) = torch.autograd.grad(loss(layer(x)), x, create_graph=True)
-        (right,) = torch.autograd.grad(loss(layer(x)), x)
-        assert same_bits(of_x.detach(), right)
-        with pytest.raises(NotImplementedError, match="products in FP8 have no gradients of gradients"):
-            (loss(layer(x)) + of_x.norm()).backward()
-
-
 # In the company of torch
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("dtype", TYPES)
-def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool, recipe: str) -> None:
-    layer = layer_of(device="meta", recipe=recipe)
-    leaf = torch.empty(2, 3, IN, dtype=dtype, device="meta", requires_grad=True)
-    with torch.set_grad_enabled(grad):
-        y = layer(leaf)
-    assert (y.device.type, y.dtype, y.shape, y.requires_grad) == ("meta", dtype, (2, 3, OUT), grad)
-    if grad:
-        y.sum().backward()
-        assert all(grad_of(each).is_meta for each in (leaf, *layer.parameters()))
-
-
-@pytest.mark.parametrize("transform", [torch.vmap, lambda call: torch.func.grad(lambda x: call(x).sum())])
-def test_transforms_are_refused_in_words(transform: Any) -> None:
-    with pytest.raises(NotImplementedError, match=r"^torch.func and torch.vmap are not supported"):
-        transform(layer_of())(numbers(2, 4, IN))
-    with pytest.raises(NotImplementedError, match=r"^torch.jit.trace is not supported"):
-        torch.jit.trace(layer_of(), numbers(4, IN))  # type: ignore[no-untyped-call]
 
 
 def test_a_tracer_of_fx_takes_layers_as_leaves() -> None:
@@ -427,43 +374,6 @@ def test_torch_counts_three_products(tokens: int) -> None:
     with FlopCounterMode(display=False) as counter:
         layer(numbers(tokens, IN)).sum().backward()  # x has no gradient
     assert counter.get_total_flops() == 2 * one
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_decides_the_type_and_weights_keep_theirs(dtype: torch.dtype, recipe: str) -> None:
-    layer, x, grad = layer_of(recipe=recipe), numbers(20, IN, dtype=torch.float32), numbers(20, OUT, dtype=dtype)
-    expected = trained(layer, x.to(dtype), grad)
-    leaf = x.clone().requires_grad_()
-    layer.zero_grad()
-    with torch.autocast("cpu", dtype):
-        y = layer(leaf)
-    y.backward(grad)
-    assert (y.dtype, leaf.grad is not None and leaf.grad.dtype) == (dtype, torch.float32)
-    got = (y.detach(), leaf.grad, layer.weight.grad, layer.bias.grad)
-    assert all(a is not None and same_bits(a, b.to(a.dtype)) for a, b in zip(got, expected, strict=True))
-    layer.zero_grad()
-    with torch.autocast("cpu", dtype):  # backward inside of it is the same
-        layer(x).backward(grad)
-    assert same_bits(some(layer.weight.grad), expected[2])
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, recipe: str) -> None:
-    layers = torch.nn.Sequential(layer_of(recipe=recipe), torch.nn.SiLU())
-    x, grad = numbers(40, IN), numbers(40, OUT, seed=2)
-
-    class Recomputed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = layers
-
-        def forward(self, x: Tensor) -> Any:
-            return checkpoint(self.inner, x, use_reentrant=use_reentrant)
-
-    both = trained(layers, x, grad), trained(Recomputed(), x, grad)
-    assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -504,18 +414,6 @@ def test_in_the_batch_invariant_mode_a_row_has_one_result(device: str, recipe: s
             made.zero_()
             graph.replay()
             assert same_bits(made, whole[begin:end]), ("graph", begin, end)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_training_repeats_its_bits_and_passes_torchs_check(device: str, recipe: str) -> None:
-    layer, (x, grad) = layer_of(recipe=recipe).to(device), (numbers(300, size).to(device) for size in (IN, OUT))
-    torch.use_deterministic_algorithms(True)  # raises where torch knows of an order that depends on time
-    try:
-        first, again = (trained(layer, x, grad) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(a.any() and same_bits(a, b) for a, b in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("frozen", one_in(2, ["", "weight", "x"]))
@@ -577,22 +475,6 @@ def test_main_grad_is_added_to_between_graphs() -> None:
     compiled: Any = torch.compile(layer, backend="aot_eager")
     compiled(x).backward(grad)
     assert same_bits(layer.weight.main_grad, expected)
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("dtype", TYPES)
-def test_an_exported_layer_has_the_same_bits(dtype: torch.dtype, grad: bool, strict: bool) -> None:
-    """As one types it, in grad mode, and under no_grad; the number of tokens is open."""
-    layer, m = layer_of(dtype=dtype), torch.export.Dim("m")
-    with torch.set_grad_enabled(grad):
-        given = (numbers(6, 2, IN, dtype=dtype),)
-        program = torch.export.export(layer, given, dynamic_shapes=({0: m},), strict=strict)
-    for exported in (program, program.run_decompositions()):
-        for tokens in (3, 9, 300):
-            x = numbers(tokens, 2, IN, dtype=dtype)
-            assert same_bits(exported.module()(x).detach(), layer(x).detach())
 
 
 def test_an_exported_layer_is_trained_as_the_layer_is() -> None:
