@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from nn_cases import TYPICAL_OF_EXPERTS, by_blocks, by_columns, by_rows, error, kept_by_autograd, memory_is_nan, trained
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import deep_gemm
@@ -273,40 +272,6 @@ def test_a_router_learns() -> None:
     weights, ids = router(x).softmax(-1).topk(TOPK)
     Plain(layer)(x, ids, weights).square().sum().backward()
     assert error(got, some(router.weight.grad)) < 2 * TYPICAL_OF_EXPERTS
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@BOTH
-def test_in_the_batch_invariant_mode_a_token_has_one_result(device: str, products: str) -> None:
-    """However a batch is cut, here and in `experts`, compiled, recomputed and in a graph.
-
-    On a GPU few tokens and many take other kernels.
-    """
-    deep_gemm.set_batch_invariant(True)
-    num, hidden, inter, tokens = (8, 1024, 512, 4096) if device == "cuda" else (NUM, HIDDEN, INTER, 70)
-    torch.manual_seed(0)
-    layer: Any = Experts(num, hidden, inter, dtype=torch.bfloat16, products=products).to(device)
-    x, (ids, weights) = numbers(tokens, hidden).to(device), (each.to(device) for each in routes(tokens, num=num))
-    with torch.no_grad():
-        whole = layer(x, ids, weights)
-    cast: Any = deep_gemm.per_block_cast_to_fp8 if products == "fp8" else Tensor.bfloat16
-    w1, w2 = (cast(w.detach()) for w in (layer.w1, layer.w2))
-    compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
-    calls = {
-        "trained": layer,
-        "compiled": compiled,
-        "recomputed": lambda *of: checkpoint(layer, *of, use_reentrant=False),
-        "experts": lambda x, ids, p: some(deep_gemm.experts(x, ids, p, w1, w2)),
-    }
-    for begin, end in ((0, 1), (1, 3), (3, 20), (20, 69), (6, tokens)):
-        part = [each[begin:end] for each in (x, ids, weights)]
-        for name, call in calls.items():
-            assert same_bits(call(*part).detach(), whole[begin:end]), (name, begin, end)
-        if device == "cuda":
-            graph, made = helpers.captured(calls["experts"], *part)
-            made.zero_()
-            graph.replay()
-            assert same_bits(made, whole[begin:end]), ("graph", begin, end)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+import deep_gemm
 from deep_gemm.nn import Experts, Linear
 
 IN = 144
@@ -36,12 +37,12 @@ def layer_of(name: str, **more: Any) -> Any:
     return LAYERS[name](**{"dtype": torch.float32, **more})
 
 
-def given_to(name: str, *leading: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
+def given_to(name: str, *leading: int, size: int = IN, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
     """Tokens, and routes to experts, some of them none."""
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(-1, 5, (*leading, 2), generator=generator)
     routes = (ids, torch.rand(*leading, 2, generator=generator)) if "experts" in name else ()
-    return numbers(*leading, IN, dtype=dtype), *routes
+    return numbers(*leading, size, dtype=dtype), *routes
 
 
 def grad_for(name: str, *leading: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -86,6 +87,49 @@ def test_activations_are_recomputed_with_the_same_bits(name: str, device: str, u
     recomputed = Within(layer, partial(checkpoint, use_reentrant=use_reentrant))
     both = (trained(each, *given, grad_for(name, 40).to(device)) for each in (layer, recomputed))
     assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
+
+
+@EACH
+@DEVICES
+def test_in_the_batch_invariant_mode_a_token_has_one_result(name: str, device: str) -> None:
+    """However a batch is cut, here and in inference, compiled, recomputed, in a graph, and by part of a weight's rows.
+
+    On a GPU few tokens and many take other kernels, and outside of the mode k of the linear weight is cut for few.
+    """
+    deep_gemm.set_batch_invariant(True)
+    kind, on_gpu, is_mixture = LAYERS[name], device == "cuda", "experts" in name
+    large, tokens = (8, 1024, 512) if is_mixture else (7168, 2112), 4096 if on_gpu else 300
+    torch.manual_seed(0)
+    layer: Any = kind.func(*(large if on_gpu else kind.args), dtype=torch.bfloat16, **kind.keywords).to(device)
+    given = [x.to(device) for x in given_to(name, tokens, size=layer.hidden if is_mixture else layer.in_features)]
+    with torch.no_grad():
+        whole = layer(*given)
+    by_row: Any = partial(deep_gemm.per_token_cast_to_fp8, gran_k=0)
+    cast = {"linear by rows": by_row, "experts in bf16": Tensor.bfloat16}.get(name, deep_gemm.per_block_cast_to_fp8)
+    weights = [cast(w.detach()) for w in layer.parameters() if w.dim() > 1]
+    compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    calls = {
+        "trained": layer,
+        "compiled": compiled,
+        "recomputed": partial(checkpoint, layer, use_reentrant=False),
+    }
+    if is_mixture:
+        calls["inference"] = lambda *of: deep_gemm.experts(*of, *weights)
+    else:
+        (w, sf), bias = *weights, layer.bias.detach()
+        upper = w[:256], sf[: 256 if name == "linear by rows" else 2]
+        calls["inference"] = lambda x: deep_gemm.linear(x, (w, sf), bias=bias)
+        calls["columns"] = lambda x: deep_gemm.linear(x, upper, bias=bias[:256])
+    for begin, end in ((0, 1), (1, 3), (3, 20), (20, 84), (0, 299), (299, tokens)):
+        part = [x[begin:end] for x in given]
+        for of, call in calls.items():
+            got = call(*part).detach()
+            assert same_bits(got, whole[begin:end, : got.shape[1]]), (of, begin, end)
+        if on_gpu:
+            graph, made = helpers.captured(calls["inference"], *part)
+            made.zero_()
+            graph.replay()
+            assert same_bits(made, whole[begin:end]), ("graph", begin, end)
 
 
 @EACH

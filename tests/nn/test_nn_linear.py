@@ -376,46 +376,6 @@ def test_torch_counts_three_products(tokens: int) -> None:
     assert counter.get_total_flops() == 2 * one
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_in_the_batch_invariant_mode_a_row_has_one_result(device: str, recipe: str) -> None:
-    """However a batch is cut, here and in `linear`, compiled, recomputed, in a graph, and by part of the weight's rows.
-
-    On a GPU few rows and many take other kernels, and k of this weight is cut for few rows outside of the mode.
-    """
-    deep_gemm.set_batch_invariant(True)
-    out_features, in_features = (2112, 7168) if device == "cuda" else (272, 400)
-    tokens = 4096 if device == "cuda" else 300
-    torch.manual_seed(0)
-    layer: Any = Linear(in_features, out_features, recipe=recipe, dtype=torch.bfloat16).to(device)
-    x = numbers(tokens, in_features).to(device)
-    with torch.no_grad():
-        whole = layer(x)
-    by_row = partial(deep_gemm.per_token_cast_to_fp8, gran_k=0)
-    cast = deep_gemm.per_block_cast_to_fp8 if recipe == "block" else by_row
-    bias = layer.bias.detach()
-    w = cast(layer.weight.detach())
-    upper = w[0][:256], w[1][: 2 if recipe == "block" else 256]
-    compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
-    calls = {
-        "trained": layer,
-        "compiled": compiled,
-        "recomputed": lambda x: checkpoint(layer, x, use_reentrant=False),
-        "linear": lambda x: deep_gemm.linear(x, w, bias=bias),
-        "columns": lambda x: deep_gemm.linear(x, upper, bias=bias[:256]),
-    }
-    for begin, end in ((0, 1), (1, 3), (3, 20), (20, 84), (0, 299), (299, tokens)):
-        part = x[begin:end]
-        for name, call in calls.items():
-            got = call(part.detach())
-            assert same_bits(got.detach(), whole[begin:end, : got.shape[1]]), (name, begin, end)
-        if device == "cuda":
-            graph, made = helpers.captured(calls["linear"], part)
-            made.zero_()
-            graph.replay()
-            assert same_bits(made, whole[begin:end]), ("graph", begin, end)
-
-
 @pytest.mark.parametrize("frozen", one_in(2, ["", "weight", "x"]))
 @pytest.mark.parametrize(("backend", "recipe"), [("aot_eager", "block"), ("inductor", "block"), ("aot_eager", "row")])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
