@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nn_cases import TYPICAL_OF_EXPERTS, by_blocks, by_columns, by_rows, error, kept_by_autograd, memory_is_nan, trained
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 import deep_gemm
@@ -191,28 +190,6 @@ def test_routes_of_any_sort_with_memory_that_holds_nan(name: str, products: str)
     assert not got[2][ids < 0].any()
 
 
-@pytest.mark.parametrize("leading", [(6,), (2, 3), ()])
-def test_leading_dimensions(leading: tuple[int, ...]) -> None:
-    layer = layer_of()
-    x, grad = numbers(*leading, HIDDEN), numbers(*leading, HIDDEN, seed=3)
-    ids, weights = (each[: max(len(leading) and 6, 1)].reshape(*leading, TOPK) for each in routes(6))
-    found = trained(layer, x, ids, weights, grad)
-    flat = (x.reshape(-1, HIDDEN), ids.reshape(-1, TOPK), weights.reshape(-1, TOPK), grad.reshape(-1, HIDDEN))
-    assert found[0].shape == x.shape
-    assert all(same_bits(a.reshape(b.shape), b) for a, b in zip(found, trained(layer, *flat), strict=True))
-
-
-def test_a_result_is_changed_in_place() -> None:
-    layer, x, (ids, weights) = layer_of(), numbers(2, 3, HIDDEN), routes(6)
-    y = layer(x, ids.view(2, 3, TOPK), weights.view(2, 3, TOPK))
-    expected = torch.autograd.grad((y + 1).relu().sum(), layer.w1)
-    y = layer(x, ids.view(2, 3, TOPK), weights.view(2, 3, TOPK))
-    assert not y._is_view()  # FSDP2 warns of views
-    y += 1
-    y.relu_()
-    assert same_bits(torch.autograd.grad(y.sum(), layer.w1)[0], expected[0])
-
-
 # Results that are not needed
 
 
@@ -272,46 +249,6 @@ def test_a_router_learns() -> None:
     weights, ids = router(x).softmax(-1).topk(TOPK)
     Plain(layer)(x, ids, weights).square().sum().backward()
     assert error(got, some(router.weight.grad)) < 2 * TYPICAL_OF_EXPERTS
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@BOTH
-def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, device: str, products: str) -> None:
-    layer = layer_of(products=products).to(device)
-    counter = CompileCounterWithBackend(backend)
-    compiled: Any = torch.compile(layer, backend=counter, fullgraph=True)
-    for tokens in (40, 7, 64):
-        (ids, weights), grad = routes(tokens), numbers(tokens, HIDDEN, seed=3).to(device)
-        x, ids, weights = numbers(tokens, HIDDEN).to(device), ids.to(device), weights.to(device)
-        x.requires_grad_(), weights.requires_grad_()
-        if tokens == 40:
-            for each in (x, ids, weights):
-                torch._dynamo.mark_dynamic(each, 0)
-        found = []
-        for module_of in (layer, compiled):
-            y = module_of(x, ids, weights)
-            found.append((y.detach(), *torch.autograd.grad(y, (x, weights, layer.w1, layer.w2), grad)))
-        assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
-        with torch.no_grad():
-            assert same_bits(compiled(x, ids, weights), found[0][0])
-    assert counter.frame_count <= 2  # with gradients, and without
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_inside_of_a_graph_no_gradient_is_rounded_first(backend: str, dtype: torch.dtype) -> None:
-    """dout keeps its type ahead of its casts: rounded to BF16 it leads to other bits of FP8."""
-    layer, (ids, weights) = layer_of(), routes(37)
-    x, grad = numbers(37, HIDDEN, dtype=dtype), numbers(37, HIDDEN, dtype=dtype, seed=3)
-    compiled = torch.compile(layer, backend=backend, fullgraph=True)
-    found: list[list[Tensor]] = []
-    for each in (layer, compiled):
-        leaves = (x.clone().requires_grad_(), weights.clone().requires_grad_(), layer.w1, layer.w2)
-        y = each(leaves[0], ids, leaves[1])
-        found.append([y.detach(), *torch.autograd.grad(y, leaves, grad)])
-    assert found[1][0].dtype == dtype
-    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
 
 
 @BOTH

@@ -12,6 +12,7 @@ import torch
 from helpers import same_bits
 from nn_cases import grad_of, trained
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -58,6 +59,68 @@ class Within(torch.nn.Module):
 
     def forward(self, *given: Tensor) -> Any:
         return self.call(self.layer, *given)
+
+
+@EACH
+@pytest.mark.parametrize("leading", [(), (1,), (2, 3), (2, 1, 4)])
+def test_any_leading_dimensions_and_strides(name: str, leading: tuple[int, ...]) -> None:
+    layer, given, grad = layer_of(name), given_to(name, *leading), grad_for(name, *leading)
+    found = trained(layer, *given, grad)
+    assert (found[0].shape, found[1].shape) == (grad.shape, given[0].shape)
+    rows = [x.reshape(-1, x.shape[-1]) for x in (*given, grad)]
+    assert all(same_bits(a.reshape(b.shape), b) for a, b in zip(found, trained(layer, *rows), strict=True))
+    wide = [torch.cat([x, x], dim=-1)[..., : x.shape[-1]] for x in given]
+    assert all(same_bits(a, b) for a, b in zip(found, trained(layer, *wide, grad), strict=True))
+
+
+@EACH
+@pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
+def test_a_result_is_changed_in_place(name: str, leading: tuple[int, ...]) -> None:
+    """As models do: `y += x`, ReLU(inplace=True), dropout."""
+
+    def changed(layer: Any, *given: Tensor) -> Any:
+        y = layer(*given)
+        assert not y._is_view()  # FSDP2 warns of views
+        y += 0.5
+        return torch.nn.functional.dropout(y.relu_(), 0.0, inplace=True)
+
+    layer, given, grad = layer_of(name), given_to(name, *leading), grad_for(name, *leading)
+    found, right = trained(Within(layer, changed), *given, grad), trained(layer, *given, grad)[0] + 0.5
+    assert same_bits(found[0], right.relu())
+    expected = trained(layer, *given, grad.masked_fill(right <= 0, 0))
+    assert all(same_bits(a, b) for a, b in zip(found[1:], expected[1:], strict=True))
+
+
+@pytest.mark.few
+@EACH
+@DEVICES
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(("dtype", "frozen"), zip(TYPES, ("", "the first weight", "x"), strict=True))
+def test_a_model_is_compiled_as_one_graph_of_the_same_bits(
+    name: str, device: str, backend: str, frozen: str, dtype: torch.dtype
+) -> None:
+    """No gradient is rounded first in a graph: rounded to BF16 ahead of a cast it leads to other bits of FP8."""
+    without_bias = {} if "experts" in name else {"bias": False}  # Inductor sums up its gradient in another order
+    model = Within(layer_of(name, **without_bias).to(device), lambda layer, *given: layer(*given).relu())
+    next(model.parameters()).requires_grad_(frozen != "the first weight")
+    counter = CompileCounterWithBackend(backend)
+    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
+    for tokens in (40, 7, 64, 20):
+        given = [x.to(device) for x in given_to(name, tokens, dtype=dtype)]
+        for x in given:
+            x.requires_grad_(x.is_floating_point() and (frozen != "x" or x is not given[0]))
+            if tokens == 40:
+                torch._dynamo.mark_dynamic(x, 0)
+        leaves = [leaf for leaf in (*given, *model.parameters()) if leaf.requires_grad]
+        found = []
+        for each in (model, compiled):
+            y = each(*given)
+            grad = grad_for(name, tokens, dtype=dtype).to(device)
+            found.append((y.detach(), *torch.autograd.grad(y, leaves, grad)))
+        assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+        with torch.no_grad():
+            assert same_bits(compiled(*given), found[0][0])
+    assert counter.frame_count <= 2  # with gradients, and without
 
 
 @pytest.mark.parametrize("name", ["linear", "linear by rows", "experts"])

@@ -15,9 +15,7 @@ from helpers import count_calls, same_bits, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, kept_by_autograd, trained
-from thorough import one_in
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -233,19 +231,6 @@ def test_without_gradients_the_bits_are_the_same_and_those_of_inference(dtype: A
         assert same_bits(of_inference, y.detach())
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("leading", [(), (1,), (2, 3), (2, 1, 4)])
-def test_any_leading_dimensions_and_strides(leading: tuple[int, ...], recipe: str) -> None:
-    layer, x, grad = layer_of(recipe=recipe), numbers(*leading, IN), numbers(*leading, OUT, seed=2)
-    found = trained(layer, x, grad)
-    rows = trained(layer, x.reshape(-1, IN), grad.reshape(-1, OUT))
-    assert found[0].shape == (*leading, OUT)
-    assert found[1].shape == (*leading, IN)
-    assert all(same_bits(a.reshape(b.shape), b) for a, b in zip(found, rows, strict=True))
-    wide = torch.cat([x, x], dim=-1)[..., :IN]
-    assert all(same_bits(a, b) for a, b in zip(found, trained(layer, wide, grad), strict=True))
-
-
 def test_gradients_that_are_expanded_or_transposed() -> None:
     layer, x = layer_of(), numbers(32, IN)
     expanded, whole = torch.ones((), dtype=torch.bfloat16).expand(32, OUT), torch.ones(32, OUT, dtype=torch.bfloat16)
@@ -316,25 +301,6 @@ def test_a_layer_that_is_frozen_passes_gradients_on() -> None:
     assert not layer(x.detach()).requires_grad
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
-def test_a_result_is_changed_in_place(leading: tuple[int, ...], bias: bool) -> None:
-    """As models do: `y += x`, ReLU(inplace=True), dropout."""
-    layer, x, grad = layer_of(bias=bias), numbers(*leading, IN), numbers(*leading, OUT, seed=2)
-
-    class Changed(torch.nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-            y += 0.5
-            return torch.nn.functional.dropout(y.relu_(), 0.0, inplace=True)
-
-    assert not layer(x)._is_view()  # FSDP2 warns of views
-    found = trained(Changed(layer), x, grad)
-    y, *expected = trained(layer, x, grad.masked_fill(trained(layer, x, grad)[0] + 0.5 <= 0, 0))
-    assert same_bits(found[0], (y + 0.5).relu())
-    assert all(same_bits(a, b) for a, b in zip(found[1:], expected, strict=True))
-
-
 def test_a_result_that_is_added_to_main_grad_is_changed_in_place() -> None:
     layer: Any = layer_of(accumulates_main_grad=True)
     layer.weight.main_grad = torch.zeros_like(layer.weight)
@@ -374,30 +340,6 @@ def test_torch_counts_three_products(tokens: int) -> None:
     with FlopCounterMode(display=False) as counter:
         layer(numbers(tokens, IN)).sum().backward()  # x has no gradient
     assert counter.get_total_flops() == 2 * one
-
-
-@pytest.mark.parametrize("frozen", one_in(2, ["", "weight", "x"]))
-@pytest.mark.parametrize(("backend", "recipe"), [("aot_eager", "block"), ("inductor", "block"), ("aot_eager", "row")])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_model_is_compiled_as_one_graph_of_the_same_bits(backend: str, recipe: str, frozen: str, device: str) -> None:
-    layers = layer_of(bias=False, recipe=recipe), torch.nn.ReLU(), Linear(OUT, OUT, bias=False, recipe=recipe)
-    model: Any = torch.nn.Sequential(*layers).to(device)
-    model[0].weight.requires_grad_(frozen != "weight")
-    counter = CompileCounterWithBackend(backend)
-    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
-    for tokens in (40, 7, 64, 20):
-        x, grad = numbers(tokens, IN).to(device), numbers(tokens, OUT, seed=2).to(device)
-        if tokens == 40:
-            torch._dynamo.mark_dynamic(x, 0)
-        x.requires_grad_(frozen != "x")
-        found = []
-        for each in (model, compiled):
-            model.zero_grad()
-            y = each(x)
-            given = [leaf for leaf in (x, *model.parameters()) if leaf.requires_grad]
-            found.append((y.detach(), *torch.autograd.grad(y, given, grad)))
-        assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
-    assert counter.frame_count == 1
 
 
 def test_a_program_that_has_loaded_dtensor_compiles_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
