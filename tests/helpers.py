@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -196,6 +197,15 @@ def host_never_waits() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def in_threads(call: Callable[[Any], object], given: Iterable[Any]) -> None:
+    """Call a function with each of these, all at the same time."""
+    threads = [Thread(target=call, args=(each,)) for each in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def as_new_process(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import pkgutil
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import FakeGpu, on_gpu
+from helpers import in_threads
 
 import deep_gemm
 from deep_gemm.core import call, settings
@@ -81,11 +81,7 @@ def test_threads_that_make_room_at_a_time_do_not_meet() -> None:
         except Exception as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=keep, args=(name,)) for name in "cd"]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    in_threads(keep, "cd")
     assert not failed and kept.keys() == {"c", "d"}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import raising
+from helpers import in_threads, raising
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -532,11 +532,7 @@ def test_threads_replay_one_record(native: Native) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)  # else threads change in the middle of this driver, as they cannot in the real one
     try:
-        threads = [threading.Thread(target=run, args=(x,)) for x in calls]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(run, calls)
     finally:
         sys.setswitchinterval(interval)
     assert all(y.shape == x.shape for x, y in made)

@@ -89,9 +89,9 @@ def kept_by_autograd(*parameters: Tensor) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def memory_is_nan() -> Iterator[None]:
-    """Let torch fill with NaN the memory that it allocates without values."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+def deterministic(warn_only: bool = False) -> Iterator[None]:
+    """Let torch fill with NaN the memory that it allocates without values, and refuse orders that depend on time."""
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
         yield
     finally:

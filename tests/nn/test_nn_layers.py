@@ -10,7 +10,7 @@ import helpers
 import pytest
 import torch
 from helpers import same_bits
-from nn_cases import grad_of, trained
+from nn_cases import deterministic, grad_of, trained
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -199,11 +199,8 @@ def test_in_the_batch_invariant_mode_a_token_has_one_result(name: str, device: s
 @DEVICES
 def test_training_repeats_its_bits_and_passes_torchs_check(name: str, device: str) -> None:
     layer, given = layer_of(name).to(device), [x.to(device) for x in given_to(name, 300)]
-    torch.use_deterministic_algorithms(True)  # raises where torch knows of an order that depends on time
-    try:
+    with deterministic():  # raises where torch knows of an order that depends on time
         first, again = (trained(layer, *given, grad_for(name, 300).to(device)) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert all(a.any() and same_bits(a, b) for a, b in zip(first, again, strict=True))
 
 
