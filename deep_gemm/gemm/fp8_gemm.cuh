@@ -60,10 +60,6 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& 
 template <typename... Any>
 DEVICE void store_tiles(Any&&...) {}
 
-// Only rows of tokens are gathered.
-template <typename... Any>
-DEVICE void gather_tiles(Any&&...) {}
-
 // Profilers find a product by its kernel's name, so config.cuh defines KERNEL_NAME: fp8_gemm_dense, and so on.
 KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
@@ -104,7 +100,6 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     if (kScalingWarps > 0 && warp >= 4 - kScalingWarps) scale_tiles(p, shared, tiles, warp - (4 - kScalingWarps));
     if (kStoringWarps > 0 && warp >= 4 - kStoringWarps)
       store_tiles(p, shared.output, shared.output_barriers, tiles, warp - (4 - kStoringWarps));
-    if (kGatherWarps > 0 && warp >= 4 - kGatherWarps) gather_tiles(p, shared, tiles, warp - (4 - kGatherWarps));
     tiles.find_for_others(warp);
   } else if (kConvertWarps > 0 && warpgroup > kNumMathWarpgroups) {
     convert_tiles(p, shared, tiles, warpgroup - kNumMathWarpgroups - 1);

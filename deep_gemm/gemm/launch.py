@@ -225,7 +225,6 @@ def _facts(p: Problem) -> dict[str, Any]:
         "products": p.groups,
         "rows": p.m,
         "alignment": p.alignment,
-        "tokens": p.tokens,
         "zeroes_padding": int(p.zero_padding),
         "limit": math.inf if p.limit is None else p.limit,
         "scales_pitch": 0 if p.scales is None else p.scales.stride(-1),
@@ -286,8 +285,6 @@ def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
     if p.work.groups_rows:
         # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", gemm/work/rows.cuh.
         rows, before = config.box_rows_of_a, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()
-        if p.work.gather_warps:
-            return {"map_a": Mapped(operand_map(p.a, 1, columns), p.a), "map_b": Mapped(map_b, p.b)}
         map_a = clipped_map(_planes(p, p.a), (rows, columns), 128)
         return {"map_a": Mapped(map_a, p.a, before), "map_b": Mapped(map_b, p.b)}
     # Boxes of A have no more rows than A.

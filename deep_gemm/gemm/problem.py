@@ -104,8 +104,6 @@ class Asked(NamedTuple):
     """Scales of a D that is cast: one for each row and 64 columns, or 128 if gates lie apart, m-major."""
     limit: float | None = None
     """In an activation, gate counts as at most this, up as within +-this."""
-    tokens: Tensor | None = None
-    """int32 `[m]`: the row of A that each row is, if A has tokens."""
 
 
 class Problem(Asked):
@@ -114,8 +112,7 @@ class Problem(Asked):
     @cached_property
     def m(self) -> int:
         """Rows of A, or of each A."""
-        of = self.d if self.a.dim() < 2 or self.work.gather_warps else self.a
-        return of.shape[-2]
+        return self.a.shape[-2] if self.a.dim() > 1 else self.d.shape[-2]
 
     @cached_property
     def n(self) -> int:

@@ -38,14 +38,6 @@ DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destinati
       : "memory");
 }
 
-// The same of an address in shared memory.
-DEVICE void tma_load_2d_to(const TensorMap* map, uint32_t barrier, uint32_t to, int32_t c0, int32_t c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1)
-      : "memory");
-}
-
 // The same for data that is read once: it is the first to leave the L2.
 DEVICE void tma_load_2d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   asm volatile(

@@ -432,7 +432,7 @@ class GemmConfig(Config, Output):
         )
         is_plain = not (self.is_fp32 or self.with_c or self.adds_to_d) and self.cluster_k == 1
         yield (
-            epilogue.work is None or (is_plain and epilogue.work.number == work.number and self.operands in epilogue.operands),
+            epilogue.work is None or (is_plain and epilogue.work == work and self.operands in epilogue.operands),
             "a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
         )
         of_halves = (unit_n == 128 or epilogue.by_tma) and self.block_n in (128, 256)
@@ -524,7 +524,6 @@ class GemmConfig(Config, Output):
             "kMulticastCtas": self.cluster_m * self.cluster_n,
             "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
             "kGroups": work.number,
-            "kGatherWarps": work.gather_warps,
             "kGateColumns": self.block_n // 2 if epilogue.gates_apart else 8,
             "kColumnsOfValue": 1 + epilogue.activates,  # gate and up, or one
             "kTileSlots": TILE_SLOTS,

@@ -69,8 +69,6 @@ class Work(Named):
     """Each group has an A and a D of its own."""
     queue: bool = False
     """A warp finds tiles ahead of the others, and hands them over by a queue."""
-    gather_warps: int = 0
-    """Warps that load rows of A one by one, each from the token that it is of."""
     more_bytes: int = 0
     """Shared memory of the file besides the queue."""
     alignment: int = 1
@@ -120,9 +118,6 @@ IDS = Work(
 """Rows stacked by group, and a group's number for each row."""
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
 """Rows stacked by group, and where each group's rows end."""
-IDS_OF_TOKENS, ENDS_OF_TOKENS = replace(IDS, gather_warps=2), replace(ENDS, gather_warps=2)
-"""The same, of rows that stay where their tokens are: A has tokens, and each row is loaded by itself."""
-IDS_BY_ONE, ENDS_BY_ONE = replace(IDS, gather_warps=1), replace(ENDS, gather_warps=1)
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""
 DEPTHS = Work(

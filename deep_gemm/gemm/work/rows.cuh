@@ -22,7 +22,7 @@ struct WorkStorage {
   TileQueue queue;
 
   DEVICE void init() {
-    queue.init(kNumMathWarps + kStoringWarps + 1 + kConvertGroups * kConvertWarps + kScalingWarps + kGatherWarps);  // all roles but the dealing warp take
+    queue.init(kNumMathWarps + kStoringWarps + 1 + kConvertGroups * kConvertWarps + kScalingWarps);  // all roles but the dealing warp take
   }
 };
 
@@ -206,7 +206,6 @@ struct ClippedBox {
 // Rows of A that are loaded for a tile: whole boxes, as far as the group has rows. Older data behind them in the slot
 // are not multiplied, or only by a warpgroup that does not store these rows.
 DEVICE uint32_t rows_loaded(const Tile& tile) {
-  if constexpr (kGatherWarps > 0) return tile.end_m - tile.row_m < kBlockM ? tile.end_m - tile.row_m : kBlockM;
   const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
   return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
 }
@@ -232,7 +231,7 @@ struct TileLoad {
 
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
 #pragma unroll
-    for (uint32_t row = 0; kGatherWarps == 0 && row < kBlockM; row += kBoxRowsOfA) {
+    for (uint32_t row = 0; row < kBlockM; row += kBoxRowsOfA) {
       if (row >= rows_loaded(tile)) break;
       const ClippedBox box(tile.row_m + row, tile.end_m, kBoxRowsOfA);
       ptx::tma_load_4d(&p.map_a, slot.full, slot.a + row * kLineBytes, k, box.first, box.place, plane_of(tile));
@@ -256,43 +255,6 @@ struct TileLoad {
                        k_block * kScalePartsOfB, tile.group);
   }
 };
-
-// By one of the gathering warps: loads its part of each tile's rows of A, one box a row, from the rows' tokens.
-template <typename Storage>
-DEVICE void gather_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t which) {
-  constexpr uint32_t kPart = kBlockM / (kGatherWarps > 0 ? kGatherWarps : 1);
-  const bool is_elected = ptx::elect_sync();
-  RingPosition at;
-  for (Tile tile; tiles.next(tile);) {
-    const uint32_t first = which * kPart, loaded = rows_loaded(tile);
-    const uint32_t rows = loaded > first ? (loaded - first < kPart ? loaded - first : kPart) : 0;
-    uint32_t tokens[kPart / 32];
-#pragma unroll
-    for (uint32_t i = 0; i < kPart / 32; ++i) {
-      const uint32_t row = i * 32 + ptx::lane_index();
-      tokens[i] = row < rows ? ptx::ld_global_nc_b32(p.tokens + tile.row_m + first + row) : 0;
-    }
-    const KBlocks k_blocks = k_blocks_of(p, tile);
-    for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
-      wait_until_free(shared.ring, at);
-      const Slot slot = shared.slot(at.stage);
-      const uint32_t to = ptx::opaque(ptx::smem_address(slot.a + first * kLineBytes)), full = ptx::smem_address(slot.full);
-      const auto load = [&](uint32_t row, uint32_t token) {
-        if (is_elected) ptx::tma_load_2d_to(&p.map_a, full, to + row * kLineBytes, k_block * kBlockK, token);
-      };
-#pragma unroll
-      for (uint32_t i = 0; i < kPart / 32; ++i) {
-        if (i * 32 + 32 <= rows) {
-#pragma unroll
-          for (uint32_t row = 0; row < 32; ++row) load(i * 32 + row, ptx::shfl_sync(tokens[i], row));
-        } else {
-#pragma unroll 1
-          for (uint32_t row = 0; i * 32 + row < rows; ++row) load(i * 32 + row, ptx::shfl_sync(tokens[i], row));
-        }
-      }
-    }
-  }
-}
 
 // ---- B's scales, C, which is a bias for each group, and D.
 

@@ -5,7 +5,6 @@
 
 struct Params : Product {
   Groups groups;
-  const uint32_t* tokens;  // with kGatherWarps: the row of A for each row
 };
 
 // The row of B that is a column of D.

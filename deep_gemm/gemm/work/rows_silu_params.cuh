@@ -21,5 +21,4 @@ DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {
 struct Params : Product {
   Groups groups;
   Activation activation;
-  const uint32_t* tokens;  // with kGatherWarps: the row of A for each row
 };

@@ -278,10 +278,6 @@ void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, i
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   load_box(map, barrier, destination, {c0, c1}, 1u << self->cta->rank, "tma_load_2d");
 }
-void tma_load_2d_to(const TensorMap* map, uint32_t barrier, uint32_t to, int32_t c0, int32_t c1) {
-  auto* const full = reinterpret_cast<uint64_t*>(const_cast<uint8_t*>(shared_pointer(barrier)));
-  tma_load_2d(map, full, const_cast<uint8_t*>(shared_pointer(to)), c0, c1);
-}
 void tma_load_2d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   load_box(map, barrier, destination, {c0, c1}, 1u << self->cta->rank, "tma_load_2d_evict_first");
 }

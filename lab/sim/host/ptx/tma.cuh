@@ -22,7 +22,6 @@ void fence_proxy_async_shared();
 inline uint64_t evict_first_policy() { return 0; }  // without a model of the L2
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1);
-void tma_load_2d_to(const TensorMap* map, uint32_t barrier, uint32_t to, int32_t c0, int32_t c1);
 void tma_load_2d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1);
 void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
                            uint32_t cta_mask);
