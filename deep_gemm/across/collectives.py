@@ -50,11 +50,13 @@ def agree_about_decode(
     peer_memory: bool,
     device: torch.device,
     group: dist.ProcessGroup | None,
+    value_bytes: int = 1,
     gran_k: int = SCALE_BLOCK,
 ) -> None:
     """Raise on each rank if two would send each other messages of other sizes, or on other ways."""
     sizes = {"max_tokens": max_tokens, "hidden": hidden, "topk": topk, "number of experts of a rank": experts}
-    all_agree({**sizes, "peer_memory": int(peer_memory), "gran_k of x": gran_k}, device, group)
+    of_x = {"number of bytes for a value of x": value_bytes, "gran_k of x": gran_k}
+    all_agree({**sizes, "peer_memory": int(peer_memory), **of_x}, device, group)
 
 
 def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[object]]) -> None:

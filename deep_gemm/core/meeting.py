@@ -44,6 +44,8 @@ class Room:
     """Tokens of each rank."""
     hidden: int
     topk: int
+    value_bytes: int = 1
+    """Bytes of a value in a row: 1 of FP8, which has scales; 2 of BF16, which has none."""
 
     @property
     def slots(self) -> int:
@@ -52,13 +54,13 @@ class Room:
 
     @property
     def scales(self) -> int:
-        """The byte of a row at which its scales begin, behind the FP8 values."""
-        return self.hidden
+        """The byte of a row at which its scales begin, behind the values."""
+        return self.hidden * self.value_bytes
 
     @property
     def weights(self) -> int:
         """The byte of a row at which the weights of its routes begin, behind the scales."""
-        return self.scales + ceil_div(self.hidden, SCALE_BLOCK) * WORD_BYTES
+        return self.scales + (ceil_div(self.hidden, SCALE_BLOCK) * WORD_BYTES if self.value_bytes == 1 else 0)
 
     @property
     def row_bytes(self) -> int:

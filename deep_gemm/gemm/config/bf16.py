@@ -12,7 +12,7 @@ from ...core.check.recipes import BFLOAT16, Scales, Values
 from ...core.gpu import WARPGROUP_THREADS, WGMMA_ROWS
 from ..kinds.output import Output
 from .of_tile import deepest, fields_of, with_buffers
-from .tall import CHUNK_ELEMENTS, EMPTY_BYTES, K_MAJOR, GemmConfig, Majors
+from .tall import CHUNK_ELEMENTS, K_MAJOR, GemmConfig, Majors
 
 BLOCK_K = 64
 """BF16 values of a k-block."""
@@ -72,7 +72,7 @@ class Bf16Config(GemmConfig):
     @property
     def output_barriers_bytes(self) -> int:
         """Size of `OutputBarriers` in the epilogue."""
-        return 8 if self.cluster_k > 1 else EMPTY_BYTES
+        return 8 if self.cluster_k > 1 else super().output_barriers_bytes
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """Yield (holds, rule) pairs; the kernel can be built if all hold."""
