@@ -242,6 +242,7 @@ class Experts(Holder, Trained):
         count = arrived.ids.numel() if routes is None else routes
         if not count:
             return torch.zeros(message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=message.device)
+        message = message if self.products == FP8 else message.view(torch.bfloat16)  # a record sees no smaller elements
         said = *sizes, self.share.here, self.share.first, self.operands, self.limit, routes is None
         return run(SUMS, (message, *self.weights(), None if routes is None else [routes]), said)  # type: ignore[no-any-return]
 

@@ -39,7 +39,7 @@ class Arrived(NamedTuple):
     """Rows that arrived, and views of their parts."""
 
     message: Tensor
-    """Words `[rows, ...]`."""
+    """Words `[rows, ...]`, or pairs of BF16 numbers in place of words."""
     hidden: int
     topk: int
     columns: int | None = SCALE_BLOCK
@@ -63,7 +63,7 @@ class Arrived(NamedTuple):
     @property
     def ids(self) -> Tensor:
         """int32 `[rows, topk]`, numbered over all processes."""
-        return self.message[:, self._routes : self._routes + self.topk]
+        return self.message.view(WORD)[:, self._routes : self._routes + self.topk]
 
     @property
     def weights(self) -> Tensor:

@@ -65,6 +65,12 @@ class Bf16Config(GemmConfig):
         return self.sums * 2 - self.shared_sums if self.walks_slices else self.sums
 
     @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a producer's and of a math thread; with 40 the warps that store rows of low tiles spill."""
+        stores_low = self.storing_warps == 1
+        return (56, 248) if stores_low else super().registers
+
+    @property
     def exchange_bytes(self) -> int:
         """Bytes that each CTA receives from CTAs that split k with it: whole columns of chunks, from all math warps."""
         return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
@@ -129,7 +135,8 @@ def bf16_config(
     panel_columns = gcd(columns, 64)
     shares_sums = slices > cluster_k == 1 and units_along_m * block_n > MAX_ACCUMULATORS[num_math_warpgroups]
     config = Bf16Config(
-        num_stages=min_stages or (3 if block_m + block_n > 384 or shares_sums else 4),
+        num_stages=min_stages
+        or (3 if block_m + block_n > 384 or shares_sums or output.epilogue.has_row_addresses else 4),
         unit_n=block_n,
         panel_columns=panel_columns,
         majors=majors,
