@@ -145,7 +145,7 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
     if reason is not None:
         raise ValueError(f"peer_memory: {reason}")
     rank = dist.get_rank(group)
-    agree_about_decode(room.max_tokens, room.hidden, room.topk, experts, True, device, group, room.value_bytes)
+    agree_about_decode(room.max_tokens, room.hidden, room.topk, experts, True, device, group, room.gran_k)
     try:
         everyone = dist.distributed_c10d._get_default_group() if group is None else group
         memory = _symmetric_memory.empty(room.num_bytes, dtype=torch.uint8, device=device)

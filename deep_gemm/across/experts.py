@@ -19,7 +19,7 @@ from ..casts.gating import Gating
 from ..casts.rules import Rows
 from ..core.call import FREE_ROWS, Function, never, run
 from ..core.check.checks import Operand, no_gradient, written
-from ..core.check.layout import BF16_BYTES, Recipe
+from ..core.check.layout import Recipe
 from ..core.check.numbers import integer_in_range, positive
 from ..core.meeting import Room
 from ..core.settings import get_batch_invariant
@@ -52,8 +52,7 @@ class Experts(Holder, Trained):
     - `group`: the default group if it is None.
     - `limit`, `gran_k`, `recipe_b`: as for `experts`; the last two are for pairs alone. Tokens travel with a scale for
       each `gran_k` columns. With `peer_memory` scales are for 128 columns of a row and 128x128 of a weight, or FP4's.
-    - `products`: "bf16" computes with tensors in BF16, as for `nn.Experts`: tokens travel uncast, in the decode form
-      rounded to BF16.
+    - `products`: "bf16" computes with tensors in BF16, as for `nn.Experts`: tokens travel uncast.
     - `room`: the most rows that may come to this process in the prefill form; no limit if it is None.
     - `max_tokens`: the most tokens of any process in the decode form, the same on each process.
     - `peer_memory`: the decode form writes straight into the memory of the other GPUs, all of one node, instead of
@@ -298,9 +297,7 @@ class Experts(Holder, Trained):
         if made is None or made.device != device:
             assert self._most is not None
             sizes = self._most * (topk if is_apart else 1), self.share.hidden, topk, self.share.here
-            columns = self._columns
-            of_x = (BF16_BYTES,) if columns is None else (1, columns)
-            agree_about_decode(*sizes, False, device, self.group, *of_x)
+            agree_about_decode(*sizes, False, device, self.group, self._columns)
             with torch.inference_mode(False):  # calls of any mode use its tensors
                 made = self._everywhere[is_apart] = Everywhere(sizes[0], topk, device, self.group)
         _check_topk(topk, made.topk)
@@ -311,15 +308,14 @@ class Experts(Holder, Trained):
         if self.w1 is None:
             share = self.share
             where = share.rank, share.ranks
-            w1, w2 = self.held("w1"), self.held("w2")
-            share_of_experts(share.num_experts, w1, w2, *where, self.gran_k, self.recipe_b)
+            both = self.held("w1"), self.held("w2")
+            share_of_experts(share.num_experts, *both, *where, self.gran_k, self.recipe_b)
 
     def connected(self, topk: int) -> Peers:
         """The peers of this process, connected in the first call; later calls have as many routes for a token."""
         if self._peers is None:
             assert self._most is not None and self._seconds is not None
-            value_bytes = BF16_BYTES if self.products == BF16 else 1
-            room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk, value_bytes)
+            room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk, self._columns)
             self._peers = connect(room, self._device(), self.group, self._seconds, self.share.here)
         _check_topk(topk, self._peers.room.topk)
         self._peers.check()
@@ -349,17 +345,17 @@ def _summed(
 ) -> Tensor:
     arrived, gating = Arrived(message, hidden, topk, columns), Gating(limit=limit)
     of_first, of_second = operands
+    x, ids, weights = message[:, :hidden], arrived.ids, arrived.weights
     if columns is None:
-        x, ids, weights = arrived.uncast, arrived.ids, arrived.weights
         asked = ExpertsProblem(x, ids, weights, w1, w2, x, here, gating, of_first, of_second, None, None)
         if experts_few.serves(asked):
             y, row_of = experts_few.run(asked, first)
             return sum_rows(y, row_of, weights, is_dependent=True)
-    rows = stack_routes(arrived.ids, here, first, None if routes is None else routes[0])
-    a = gather(arrived, rows) if columns is not None else gather_and_cast(arrived.uncast, rows, None)
+    rows = stack_routes(ids, here, first, None if routes is None else routes[0])
+    a = gather(arrived, rows) if columns is not None else gather_and_cast(x, rows, None)
     middle = activations_of_rows(a, w1, rows, gating, recipes_for(of_first), of_second[1], by_ends=True)
     y = product_of_rows(middle, w2, rows, recipes_for(of_second), by_ends=True)
-    return sum_rows(y, rows.row_of, arrived.weights)
+    return sum_rows(y, rows.row_of, weights)
 
 
 SUMS = Function(

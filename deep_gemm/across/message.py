@@ -39,7 +39,7 @@ class Arrived(NamedTuple):
     """Rows that arrived, and views of their parts."""
 
     message: Tensor
-    """Words `[rows, ...]`, or pairs of BF16 numbers in place of words."""
+    """Words `[rows, ...]`; of BF16 values the same bytes as BF16 numbers, the values first."""
     hidden: int
     topk: int
     columns: int | None = SCALE_BLOCK
@@ -49,11 +49,6 @@ class Arrived(NamedTuple):
     def values(self) -> Tensor:
         """Words of FP8 values `[rows, hidden / 4]`."""
         return self.message[:, : self.hidden // WORD_BYTES]
-
-    @property
-    def uncast(self) -> Tensor:
-        """BF16 values `[rows, hidden]`."""
-        return self.message.view(torch.bfloat16)[:, : self.hidden]
 
     @property
     def scales(self) -> Tensor:
@@ -108,10 +103,8 @@ def pack(
     words = row_bytes(x.shape[1], topk_ids.shape[1], columns) // WORD_BYTES
     if on_hopper(x) and columns == SCALE_BLOCK:
         return run(PACKED, (x, topk_ids, topk_weights, row_of, [rows]), (words,))  # type: ignore[no-any-return]
-    if columns is None:
-        of_tokens = pack_parts((x.to(torch.bfloat16).contiguous(), None), topk_ids, topk_weights)
-    else:
-        of_tokens = pack_parts(per_token_cast_to_fp8(x, gran_k=columns), topk_ids, topk_weights)
+    of_x: Rows = (x.bfloat16().contiguous(), None) if columns is None else per_token_cast_to_fp8(x, gran_k=columns)
+    of_tokens = pack_parts(of_x, topk_ids, topk_weights)
     if row_of is not None:
         return of_tokens.index_select(0, tokens_of_rows(row_of, rows))
     message = of_tokens.new_full((rows, words), -1)
@@ -204,9 +197,8 @@ def decode_bytes(
 
     The second number is for the worst case, all at once: every token of every process on every expert here. With
     `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back.
-    `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`. None counts BF16 tokens and weights. In the
-    batch invariant mode collectives take `max_tokens * topk` rows with a topk of 1: ask for those, and add a BF16 row
-    for each, which is summed up here.
+    `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`; None: BF16. In the batch invariant mode
+    collectives take `max_tokens * topk` rows with a topk of 1: ask for those, and add a BF16 row of sums for each.
 
     >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
     (8361984, 117881344)
@@ -218,9 +210,9 @@ def decode_bytes(
     num_experts, hidden, intermediate = sizes
     rows, experts_here = world_size * max_tokens, count_of_each(num_experts, world_size)
     if peer_memory:
-        room = Room(world_size, max_tokens, hidden, topk, BF16_BYTES if gran_k is None else 1)
-        results = max_tokens * topk * BF16_BYTES * hidden
         columns = None if gran_k is None else SCALE_BLOCK
+        room = Room(world_size, max_tokens, hidden, topk, columns)
+        results = max_tokens * topk * BF16_BYTES * hidden
         of_products = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate, gran_k=columns)
         not_held = rows * topk * BF16_BYTES * hidden  # results of experts here: they go to rooms at once
         addresses = rows * topk * ADDRESS_BYTES

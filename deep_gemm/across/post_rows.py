@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,8 +14,6 @@ from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS, STORAGE_BYTES, Node, Way
 from .pack_rows import PackConfig
 
-DTYPES = torch.float8_e4m3fn, *INPUTS
-
 
 @dataclass(frozen=True)
 class PostConfig(PackConfig):
@@ -26,17 +23,12 @@ class PostConfig(PackConfig):
     has_scales: bool = True
     """Rows are FP8. Without scales they are BF16, as the tokens are."""
     taken = "id_bytes", "shared_bytes", "has_scales"
-    dtypes: ClassVar[tuple[torch.dtype, ...]] = DTYPES
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float8_e4m3fn, *INPUTS)
 
     @property
     def name(self) -> str:
         """Short, for people: such as "bfloat16 int64 uncast"."""
         return super().name + ("" if self.has_scales else " uncast")
-
-    def rules(self) -> Iterator[tuple[bool, str]]:
-        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
-        yield from super().rules()
-        yield self.has_scales or self.dtype == torch.bfloat16, "scales beside any tokens but BF16"
 
     def choices(self) -> dict[str, str]:
         """Give the files that the source includes."""
@@ -48,9 +40,8 @@ KERNEL: Kernel[PostConfig] = Kernel(
     "post_rows",
     "PostParams",
     lambda: [
-        PostConfig(dtype, id_bytes, has_scales=has_scales)
-        for dtype, has_scales in (*((dtype, True) for dtype in DTYPES), (torch.bfloat16, False))
-        for id_bytes in (4, 8)
+        *(PostConfig(dtype, id_bytes) for dtype in PostConfig.dtypes for id_bytes in (4, 8)),
+        *(PostConfig(torch.bfloat16, id_bytes, has_scales=False) for id_bytes in (4, 8)),
     ],
     lengths={"kMaxRanks": MAX_RANKS},
 )
@@ -63,9 +54,9 @@ def run(
 
     `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are
     contiguous. `sf` are the scales of an x that is FP8 already, FP32 `[tokens, ceil(hidden / 128)]`, rows contiguous.
-    A room whose values have two bytes takes an x in BF16.
+    A room of BF16 rows takes an x in BF16.
     """
-    has_scales, device = node.room.value_bytes == 1, x.get_device()
+    has_scales, device = node.room.gran_k is not None, x.get_device()
     config = PostConfig(x.dtype, topk_ids.element_size(), has_scales=has_scales)
     values = values_of(x, topk_ids, topk_weights, row_of, node, sf)
     KERNEL.run(config, values, grid(config, node, gpu_of(device).num_sms), device)

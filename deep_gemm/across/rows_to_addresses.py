@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from ..casts.rules import Rows
-from ..core.call import FREE_ROWS
-from ..core.check.checks import Operand, cuts_gradient
+from ..core.check.checks import Operand
 from ..core.check.recipes import E2M1, MX, PER_64, PER_BLOCK, PER_ROW, Scales
-from ..core.replay import FIXED
 from ..core.shadow import plain
 from ..gemm import product
-from ..gemm.kinds.epilogues import TO_ADDRESSES
+from ..gemm.api.bf16_grouped import OF_EXPERTS
+from ..gemm.kinds.epilogues import TO_ADDRESSES, TO_ADDRESSES_IN_BF16
 from ..gemm.kinds.output import Output
 from ..gemm.kinds.works import ENDS
 from ..gemm.packed import is_packed
@@ -63,8 +62,8 @@ def problem(a: Operand, w: Operand, addresses: Tensor, ends: Tensor, *, of_a: Sc
 
 def problem_in_bf16(a: Tensor, b: Tensor, addresses: Tensor, ends: Tensor) -> Problem:
     """State the same of BF16 operands."""
-    rows_of_group = plain(addresses.shape[0]) / max(b.shape[0], 1)
-    return Problem(a, None, b, None, addresses, ends, ENDS, None, None, epilogue=TO_ADDRESSES, expected_m=rows_of_group)
+    of_rows = {"expected_m": plain(addresses.shape[0]) / max(b.shape[0], 1), "epilogue": TO_ADDRESSES_IN_BF16}
+    return Problem(a, None, b, None, addresses, ends, ENDS, None, None, **of_rows)
 
 
 def _refuse(*_: object) -> None:
@@ -72,11 +71,4 @@ def _refuse(*_: object) -> None:
 
 
 PRODUCT = product.Product("", problem, ("of_a",), ("ends",), _refuse, reference=_refuse, free=product.FREE)
-IN_BF16 = replace(
-    PRODUCT,
-    ask=problem_in_bf16,
-    options=(),
-    has_scales=False,
-    wants_checks=lambda tensors: cuts_gradient(tensors[:2], tensors[2:]),
-    free=(FREE_ROWS, FIXED, FREE_ROWS, FREE_ROWS),
-)
+IN_BF16 = replace(OF_EXPERTS, ask=problem_in_bf16, options=(), inputs=("ends",), reference=_refuse)

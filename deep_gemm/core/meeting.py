@@ -44,8 +44,8 @@ class Room:
     """Tokens of each rank."""
     hidden: int
     topk: int
-    value_bytes: int = 1
-    """Bytes of a value in a row: 1 of FP8, which has scales; 2 of BF16, which has none."""
+    gran_k: int | None = SCALE_BLOCK
+    """Columns of a row of FP8 that share a scale; None: rows are BF16, without scales."""
 
     @property
     def slots(self) -> int:
@@ -55,12 +55,12 @@ class Room:
     @property
     def scales(self) -> int:
         """The byte of a row at which its scales begin, behind the values."""
-        return self.hidden * self.value_bytes
+        return self.hidden * (BF16_BYTES if self.gran_k is None else 1)
 
     @property
     def weights(self) -> int:
         """The byte of a row at which the weights of its routes begin, behind the scales."""
-        return self.scales + (ceil_div(self.hidden, SCALE_BLOCK) * WORD_BYTES if self.value_bytes == 1 else 0)
+        return self.scales + (0 if self.gran_k is None else ceil_div(self.hidden, self.gran_k) * WORD_BYTES)
 
     @property
     def row_bytes(self) -> int:

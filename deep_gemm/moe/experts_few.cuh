@@ -73,8 +73,9 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "FewConfig.shared_bytes and
 // have older ids.
 DEVICE uint32_t expert_of(const ExpertsFewParams& p, uint32_t token, uint32_t route) {
   const uint8_t* id = p.topk_ids + (uint64_t{token} * p.ids_pitch + route - token * p.topk) * p.id_bytes;
-  const uint32_t low = ptx::ld_relaxed_gpu_b32(id), high = p.id_bytes == 8 ? ptx::ld_relaxed_gpu_b32(id + 4) : 0;
-  return high == 0 && low - p.first_expert < p.num_experts ? low - p.first_expert : p.num_experts;
+  const uint32_t low = ptx::ld_relaxed_gpu_b32(id) - p.first_expert;
+  const uint32_t high = p.id_bytes == 8 ? ptx::ld_relaxed_gpu_b32(id + 4) : 0;
+  return high == 0 && low < p.num_experts ? low : p.num_experts;
 }
 
 // The row of a token that has the expert. A token that names an expert twice has one row for both.

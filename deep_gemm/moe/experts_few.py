@@ -136,10 +136,7 @@ def serves(p: ExpertsProblem) -> bool:
 
 
 def run(p: ExpertsProblem, first_expert: int = 0) -> tuple[Tensor, Tensor]:
-    """Compute the rows of both products. Give the second product's rows, and the row of each route.
-
-    Ids of the experts are numbered from `first_expert` on; others have none.
-    """
+    """Compute both products. Give the second one's rows, and the row of each route; ids count from `first_expert`."""
     topk_ids, device = with_contiguous_rows(p.topk_ids), p.x.get_device()
     tokens, topk = topk_ids.shape
     inter, hidden = p.w2[0].shape[2], p.x.shape[1]
@@ -149,22 +146,15 @@ def run(p: ExpertsProblem, first_expert: int = 0) -> tuple[Tensor, Tensor]:
     y = empty("a product", (tokens * topk, hidden), torch.bfloat16, p.x.device)
     num_sms = num_sms_of(gpu_of(device).num_sms)
     first, second = FewConfig(False, SCALES.get(p.first)), FewConfig(True, SCALES.get(p.second))
-    values = values_of(first, p.x, topk_ids, row_of, p.w1, h, p.gating, first_expert)
-    KERNEL.run(first, values, num_sms, device)
-    values = values_of(second, h, topk_ids, None, p.w2, y, p.gating, first_expert)
-    KERNEL.run(second, values, num_sms, device, is_dependent=True)
+    values = values_of(first, p.x, topk_ids, row_of, p.w1, h, p.gating)
+    KERNEL.run(first, {**values, "first_expert": first_expert}, num_sms, device)
+    values = values_of(second, h, topk_ids, None, p.w2, y, p.gating)
+    KERNEL.run(second, {**values, "first_expert": first_expert}, num_sms, device, is_dependent=True)
     return y, row_of
 
 
 def values_of(
-    config: FewConfig,
-    b: Tensor,
-    topk_ids: Tensor,
-    row_of: Tensor | None,
-    w: Rows,
-    d: Tensor,
-    gating: Gating,
-    first_expert: int = 0,
+    config: FewConfig, b: Tensor, topk_ids: Tensor, row_of: Tensor | None, w: Rows, d: Tensor, gating: Gating
 ) -> dict[str, Any]:
     """Give the members of the kernel's parameters."""
     weights, scales = w
@@ -185,7 +175,7 @@ def values_of(
         "ids_pitch": topk_ids.stride(0) if tokens > 1 else 0,
         "id_bytes": topk_ids.element_size(),
         "num_experts": num_experts,
-        "first_expert": first_expert,
+        "first_expert": 0,
         "n": n,
         "k": k,
         "units": rows // 16,

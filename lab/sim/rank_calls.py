@@ -47,7 +47,7 @@ class Sizes:
     @property
     def room(self) -> Room:
         """A rank's room."""
-        return Room(self.ranks, self.max_tokens, self.hidden, self.topk, self.value_bytes)
+        return Room(self.ranks, self.max_tokens, self.hidden, self.topk, 128 if self.value_bytes == 1 else None)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def tokens_of(count: int, sizes: Sizes, g: torch.Generator) -> tuple[Tensor, Ten
 
 def row_bytes_of(x: Tensor, sf: Tensor | None, weights: Tensor, room: Room) -> Tensor:
     """Make rows as they lie in a room."""
-    parts = [x] if room.value_bytes > 1 else [*(per_token_cast_to_fp8(x) if sf is None else (x, sf))]
+    parts = [x] if room.gran_k is None else [*(per_token_cast_to_fp8(x) if sf is None else (x, sf))]
     # A copy, because the scale of one token may have a stride of 0, and be contiguous.
     parts = [each.clone(memory_format=torch.contiguous_format) for each in (*parts, weights)]
     rows = torch.cat([each.view(torch.uint8) for each in parts], dim=1)

@@ -67,7 +67,8 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int, weights: tuple[Any, Any] | None = None) -> None:
         self.world, self.weights = world, weights or weights_of(world * HERE, 80)
         self.is_bf16 = isinstance(self.weights[0], Tensor)
-        self.ranks, self.room = Ranks(monkeypatch, world), Room(world, MOST, HIDDEN, TOPK, 1 + self.is_bf16)
+        self.ranks = Ranks(monkeypatch, world)
+        self.room = Room(world, MOST, HIDDEN, TOPK, None if self.is_bf16 else 128)
         self.memories = [addressed_kernels.aligned(self.room.num_bytes) for _ in range(world)]
 
     def layer(self, rank: int, seconds: float = 60.0, limit: float | None = None) -> Experts:

@@ -22,7 +22,7 @@ from ...core.gpu import WGMMA_ROWS, Gpu
 from ..config.bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, bf16_config
 from ..config.of_tile import MATH_WARPGROUPS
 from ..config.tall import K_MAJOR, Majors
-from ..kinds.epilogues import SILU_IN_BF16, TO_ADDRESSES
+from ..kinds.epilogues import SILU_IN_BF16, TO_ADDRESSES_IN_BF16
 from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..kinds.works import COUNTED, COUNTS, DENSE, ENDS, IDS, PARTS, SUM, Work
 from .cost import BANDS, NEVER, NUM_SMS, alike, band_of, bytes_of_d, memory_us, together
@@ -32,7 +32,7 @@ OUTPUTS = OUTPUTS_OF[BF16_OPERANDS]
 BF16, FP32 = OUTPUTS[0], OUTPUTS[2]
 ACTIVATED = replace(BF16, work=ENDS, epilogue=SILU_IN_BF16)
 """Output of the first product of experts whose rows leave it activated."""
-TO_RANKS = replace(BF16, work=ENDS, epilogue=TO_ADDRESSES)
+TO_RANKS = replace(BF16, work=ENDS, epilogue=TO_ADDRESSES_IN_BF16)
 """Output of the second product of experts whose results go to other GPUs."""
 SM_TFLOPS = 7.0
 """BF16 operations of one SM's tensor cores."""

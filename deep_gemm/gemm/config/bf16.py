@@ -67,8 +67,7 @@ class Bf16Config(GemmConfig):
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a producer's and of a math thread; with 40 the warps that store rows of low tiles spill."""
-        stores_low = self.storing_warps == 1
-        return (56, 248) if stores_low else super().registers
+        return (56, 248) if self.storing_warps == 1 else super().registers
 
     @property
     def exchange_bytes(self) -> int:

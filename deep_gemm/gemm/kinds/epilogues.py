@@ -92,12 +92,11 @@ TO_ADDRESSES = Epilogue(
     by_tma=False,
     has_row_addresses=True,
     work=ENDS,
-    operands=(
-        *((E4M3, PER_ROW, PER_BLOCK), (E4M3, PER_64, PER_BLOCK)),
-        *((E2M1, PER_ROW, MX), (BFLOAT16, None, None)),
-    ),
+    operands=((E4M3, PER_ROW, PER_BLOCK), (E4M3, PER_64, PER_BLOCK), (E2M1, PER_ROW, MX)),
 )
 """Each row goes to an address of its own."""
+TO_ADDRESSES_IN_BF16 = replace(TO_ADDRESSES, operands=((BFLOAT16, None, None),))
+"""The same of BF16 operands."""
 SILU = Epilogue(
     source="silu", gates="gates_in_turn", name="silu", kernel="_silu", by_tma=False, output_bytes=1, work=ENDS
 )
@@ -113,10 +112,4 @@ SILU_IN_BF16 = Epilogue(
 def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:
     """List epilogues of FP8 that are made for one kind of work, with it and each of their operands."""
     all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES
-    return [
-        (each, each.work, operands)
-        for each in all_of_them
-        if each.work is not None
-        for operands in each.operands
-        if operands[0] != BFLOAT16
-    ]
+    return [(each, each.work, operands) for each in all_of_them if each.work is not None for operands in each.operands]
