@@ -40,6 +40,8 @@ from .message import Arrived, gather, pack
 from .rows_to_addresses import check_weight
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
+FEW_ROWS = 2
+"""Rows that arrive, of all ranks, for which the kernel of few tokens is the faster one (two H200, 2026-11-29)."""
 
 
 class Experts(Holder, Trained):
@@ -346,7 +348,7 @@ def _summed(
     arrived, gating = Arrived(message, hidden, topk, columns), Gating(limit=limit)
     of_first, of_second = operands
     x, ids, weights = message[:, :hidden], arrived.ids, arrived.weights
-    if columns is None:
+    if columns is None and len(x) <= FEW_ROWS:
         asked = ExpertsProblem(x, ids, weights, w1, w2, x, here, gating, of_first, of_second, None, None)
         if experts_few.serves(asked):
             y, row_of = experts_few.run(asked, first)
