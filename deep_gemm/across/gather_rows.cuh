@@ -2,7 +2,7 @@
 // of columns go beside each other, as products load them. `addresses` gets where each row's result goes, `weights` its route's weight.
 //
 //   first CTAs, a warp a stretch of kColumns:  slot | values | scales | weights |  --values--> its rows, by row_of: read once
-//   other CTAs, 32 rows each:   their slots, by token_of --scales--> shared memory --> sfa[block][rows]: one line a block
+//   other CTAs, of FP8 alone, 32 rows each:   their slots, by token_of --scales--> shared memory --> sfa[block][rows]: one line a block
 //
 // A row without a token, which lies behind all others, stays as it is.
 #pragma once
@@ -21,7 +21,7 @@ struct GatherRowsParams {
   float* weights;           // [rows], or null
   uint64_t* addresses;      // [rows], or null
   uint64_t results;         // byte of a room: [max_tokens, topk, hidden] of BF16
-  uint32_t num_slots, rows, hidden, topk, scales_at, weights_at, pitch;
+  uint32_t num_slots, rows, hidden, topk, scales_at, weights_at, pitch;  // hidden: bytes of a row
   uint32_t max_tokens, slot_bytes;  // of a rank, whose slots begin where its room does
   Meeting meeting;
 };
@@ -89,7 +89,7 @@ DEVICE void say_where(const GatherRowsParams& p, uint32_t slot, uint32_t route, 
   if (p.weights != nullptr)
     ptx::st_global_f32(p.weights + row, ptx::ld_global_f32(slot_at(p, slot) + p.weights_at + route * 4));
   if (p.addresses == nullptr) return;
-  const uint64_t address = place_of_result(p.meeting, slot, route, p.max_tokens, p.topk, p.hidden, p.results);
+  const uint64_t address = place_of_result(p.meeting, slot, route, p.max_tokens, p.topk, p.hidden / kValueBytes, p.results);
   store_address(p.addresses + row, address);
 }
 

@@ -36,7 +36,7 @@ struct ExpertsFewParams {
   const uint8_t* topk_ids;          // [tokens, topk], of id_bytes; ids of a token lie beside each other
   int32_t* row_of;                  // [tokens, topk], -1: no expert; the first product writes it
   uint8_t* d;                       // [rows, n], FP32 if it is going to be cast, else BF16
-  uint32_t tokens, topk, ids_pitch, id_bytes, num_experts;
+  uint32_t tokens, topk, ids_pitch, id_bytes, num_experts, first_expert;  // ids of experts begin at first_expert
   uint32_t n, k, units, units_apart;  // units of an expert's weight; from an expert's first to the next one's in the maps
   uint32_t b_pitch;                   // in bytes
   uint32_t sfw_stride_e, sfw_stride_n, sfw_stride_k;  // by expert, by 128 rows or each, by k-block
@@ -73,7 +73,8 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "FewConfig.shared_bytes and
 // have older ids.
 DEVICE uint32_t expert_of(const ExpertsFewParams& p, uint32_t token, uint32_t route) {
   const uint8_t* id = p.topk_ids + (uint64_t{token} * p.ids_pitch + route - token * p.topk) * p.id_bytes;
-  const uint32_t low = ptx::ld_relaxed_gpu_b32(id), high = p.id_bytes == 8 ? ptx::ld_relaxed_gpu_b32(id + 4) : 0;
+  const uint32_t low = ptx::ld_relaxed_gpu_b32(id) - p.first_expert;
+  const uint32_t high = p.id_bytes == 8 ? ptx::ld_relaxed_gpu_b32(id + 4) : 0;
   return high == 0 && low < p.num_experts ? low : p.num_experts;
 }
 

@@ -135,8 +135,8 @@ def serves(p: ExpertsProblem) -> bool:
     )
 
 
-def run(p: ExpertsProblem) -> tuple[Tensor, Tensor]:
-    """Compute the rows of both products. Give the second product's rows, and the row of each route."""
+def run(p: ExpertsProblem, first_expert: int = 0) -> tuple[Tensor, Tensor]:
+    """Compute both products. Give the second one's rows, and the row of each route; ids count from `first_expert`."""
     topk_ids, device = with_contiguous_rows(p.topk_ids), p.x.get_device()
     tokens, topk = topk_ids.shape
     inter, hidden = p.w2[0].shape[2], p.x.shape[1]
@@ -146,9 +146,10 @@ def run(p: ExpertsProblem) -> tuple[Tensor, Tensor]:
     y = empty("a product", (tokens * topk, hidden), torch.bfloat16, p.x.device)
     num_sms = num_sms_of(gpu_of(device).num_sms)
     first, second = FewConfig(False, SCALES.get(p.first)), FewConfig(True, SCALES.get(p.second))
-    KERNEL.run(first, values_of(first, p.x, topk_ids, row_of, p.w1, h, p.gating), num_sms, device)
+    values = values_of(first, p.x, topk_ids, row_of, p.w1, h, p.gating)
+    KERNEL.run(first, {**values, "first_expert": first_expert}, num_sms, device)
     values = values_of(second, h, topk_ids, None, p.w2, y, p.gating)
-    KERNEL.run(second, values, num_sms, device, is_dependent=True)
+    KERNEL.run(second, {**values, "first_expert": first_expert}, num_sms, device, is_dependent=True)
     return y, row_of
 
 
@@ -174,6 +175,7 @@ def values_of(
         "ids_pitch": topk_ids.stride(0) if tokens > 1 else 0,
         "id_bytes": topk_ids.element_size(),
         "num_experts": num_experts,
+        "first_expert": 0,
         "n": n,
         "k": k,
         "units": rows // 16,

@@ -83,7 +83,8 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
                 add(f"{name} {i} {rank}", getattr(call.rows, name).contiguous())
             to = gathered_of(sizes)
             add(f"values {i} {rank}", to.values, written=True, alignment=16)
-            add(f"sfa {i} {rank}", to.sfa.t(), written=True, alignment=16)
+            if to.sfa is not None:
+                add(f"sfa {i} {rank}", to.sfa.t(), written=True, alignment=16)
             for name in ("weights", "addresses"):
                 add(f"{name} {i} {rank}", getattr(to, name), written=True, alignment=8)
             add(
@@ -130,7 +131,8 @@ def launches_of(
             values, sfa, weights, to_peers = gathered_of(sizes)
             assert weights is not None
             assert to_peers is not None
-            placed = at("values", values), at("sfa", sfa.t()).t(), at("weights", weights), at("addresses", to_peers)
+            of_scales = None if sfa is None else at("sfa", sfa.t()).t()
+            placed = at("values", values), of_scales, at("weights", weights), at("addresses", to_peers)
             of_experts = call.rows._replace(**{name: at(name, getattr(call.rows, name)) for name in ROWS})
             grid = gather_rows.grid(gather, len(of_experts.row_of), *values.shape)
             add(gather_rows.KERNEL, gather, gather_rows.values_of(node, of_experts, Gathered(*placed)), grid)
@@ -149,19 +151,18 @@ def launches_of(
 
 def gathered_of(sizes: Sizes) -> Gathered:
     """Make the outputs of gather_rows, as they are before. Scales lie as `sfa.t()`, contiguous."""
-    rows, hidden = sizes.room.slots * sizes.topk, sizes.hidden
+    rows, hidden, is_fp8 = sizes.room.slots * sizes.topk, sizes.hidden, sizes.value_bytes == 1
     sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan, dtype=torch.float32)
-    values = torch.full((rows, hidden), POISON, dtype=torch.uint8)
-    return Gathered(
-        values, sfa.t(), torch.full((rows,), torch.nan, dtype=torch.float32), torch.full((rows,), -1, dtype=torch.int64)
-    )
+    values = torch.full((rows, hidden), POISON, dtype=torch.uint8 if is_fp8 else torch.int16)
+    weights = torch.full((rows,), torch.nan, dtype=torch.float32)
+    return Gathered(values, sfa.t() if is_fp8 else None, weights, torch.full((rows,), -1, dtype=torch.int64))
 
 
 def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which: str) -> None:
     """Compare what gather_rows wrote; rows without a token stay as they were."""
     room, before = sizes.room, gathered_of(sizes)
-    values, sfa = found[f"values {which}"], found[f"sfa {which}"].t()
-    weights = found[f"weights {which}"]
+    values, weights = found[f"values {which}"], found[f"weights {which}"]
+    sfa = None if before.sfa is None else found[f"sfa {which}"].t()
     for row, place in enumerate(call.places):
         got = _bytes_of(row, values, sfa, weights)
         if place is None:
@@ -176,8 +177,8 @@ def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which:
         raise ValueError(f"addresses {which}: expected no address for a row without a token")
 
 
-def _bytes_of(row: int, *parts: Tensor) -> Tensor:
-    whole = [each[row].reshape(-1).clone(memory_format=torch.contiguous_format) for each in parts]
+def _bytes_of(row: int, *parts: Tensor | None) -> Tensor:
+    whole = [x[row].reshape(-1).clone(memory_format=torch.contiguous_format) for x in parts if x is not None]
     return torch.cat([each.view(torch.uint8) for each in whole])
 
 
@@ -218,12 +219,13 @@ class PeerTrial(Trial):
     @property
     def post(self) -> PostConfig:
         """The configuration of post_rows."""
-        return PostConfig(self.sizes.dtype, self.sizes.ids.itemsize, self.num_threads)
+        has_scales = self.sizes.value_bytes == 1
+        return PostConfig(self.sizes.dtype, self.sizes.ids.itemsize, self.num_threads, has_scales=has_scales)
 
     @property
     def gather(self) -> GatherRowsConfig:
         """The configuration of gather_rows."""
-        return GatherRowsConfig(self.num_threads)
+        return GatherRowsConfig(self.num_threads, value_bytes=self.sizes.value_bytes)
 
     @property
     def configs(self) -> dict[Kernel[Any], Config]:
@@ -242,9 +244,11 @@ class PeerTrial(Trial):
         ranks, most, calls = draw.randint(1, 3), draw.randint(1, 5), draw.randint(1, 2)
         tokens = tuple(tuple(draw.randint(0, most) for _ in range(ranks)) for _ in range(calls))
         post = config if isinstance(config, PostConfig) else PostConfig(torch.bfloat16, draw.choice((4, 8)))
+        value_bytes = getattr(config, "value_bytes", 1 if post.has_scales else 2)
         hidden = 128 * draw.randint(1, 5) if post.dtype == torch.float8_e4m3fn else 16 * draw.randint(1, 40)
         ids = torch.int64 if post.id_bytes == 8 else torch.int32
-        sizes = Sizes(tokens, most, hidden, draw.randint(1, 6), dtype=post.dtype, ids=ids)
+        of: dict[str, Any] = {"dtype": post.dtype, "ids": ids, "value_bytes": value_bytes}
+        sizes = Sizes(tokens, most, hidden, draw.randint(1, 6), **of)
         return cls(sizes, seed, num_threads=64 if isinstance(config, MeetConfig) else config.num_threads)
 
     def headers(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -49,18 +50,22 @@ class Rank:
         assert self.layer.decode(self.x, self.ids, self.p, out=self.out) is None
 
 
-def ranks_of_one_gpu(ranks: int, seconds: float = SECONDS, dtype: torch.dtype = torch.bfloat16) -> list[Rank]:
+def ranks_of_one_gpu(
+    ranks: int, seconds: float = SECONDS, dtype: torch.dtype = torch.bfloat16, products: str = "fp8"
+) -> list[Rank]:
     g = torch.Generator("cuda").manual_seed(ranks)
-    weights = weights_on_gpu(NUM, HIDDEN, INTER, g)
-    room = Room(ranks, MAX_TOKENS, HIDDEN, TOPK)
+    weights: list[Any] = [*weights_on_gpu(NUM, HIDDEN, INTER, g)]
+    if products == "bf16":
+        weights = [deep_gemm.cast_back_from_fp8(*each).bfloat16() for each in weights]
+    room = Room(ranks, MAX_TOKENS, HIDDEN, TOPK, None if products == "bf16" else 128)
     memories = [torch.zeros(room.num_bytes, dtype=torch.uint8, device="cuda") for _ in range(ranks)]
     addresses = tuple(memory.data_ptr() for memory in memories)
     here, found = NUM // ranks, []
     for rank, memory in enumerate(memories):
         mine = slice(rank * here, (rank + 1) * here)
         with mock.patch.multiple(torch.distributed, get_rank=lambda _, rank=rank: rank, get_world_size=lambda _: ranks):
-            w1, w2 = ((values[mine], scales[mine]) for values, scales in weights)
-            layer = Experts(NUM, w1, w2, max_tokens=MAX_TOKENS, peer_memory=True)
+            w1, w2 = (w[mine] if isinstance(w, Tensor) else (w[0][mine], w[1][mine]) for w in weights)
+            layer = Experts(NUM, w1, w2, max_tokens=MAX_TOKENS, peer_memory=True, products=products)
         layer._peers = Peers(memory, addresses, room, rank, seconds, here)
         tokens = (MAX_TOKENS, 0, 7, 1)[rank]
         x = torch.randn(tokens, HIDDEN, device="cuda", generator=g).to(dtype)
@@ -90,9 +95,9 @@ def warm_up(ranks: list[Rank]) -> None:
 def right(ranks: list[Rank]) -> list[Tensor]:
     """Compute the results of one process with all experts."""
 
-    def whole(i: int) -> tuple[Tensor, Tensor]:
+    def whole(i: int) -> Any:
         values, scales = zip(*(rank.layer.weights()[i] for rank in ranks), strict=True)
-        return torch.cat(values), torch.cat(scales)
+        return torch.cat(values) if scales[0] is None else (torch.cat(values), torch.cat(scales))
 
     w1, w2 = whole(0), whole(1)
     found = [deep_gemm.experts(rank.x, rank.ids, rank.p, w1, w2) for rank in ranks]
@@ -114,10 +119,11 @@ def assert_right(ranks: list[Rank]) -> None:
         assert torch.equal(rank.out.view(torch.int16), expected.view(torch.int16))
 
 
+@pytest.mark.parametrize("products", ["fp8", "bf16"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype) -> None:
-    ranks = ranks_of_one_gpu(count, dtype=dtype)
+def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype, products: str) -> None:
+    ranks = ranks_of_one_gpu(count, dtype=dtype, products=products)
     for seed in range(4):
         draw(ranks, seed)
         torch.cuda.synchronize()

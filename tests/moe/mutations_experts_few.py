@@ -20,6 +20,7 @@ TRIALS = [
     FewTrial(FIRST, 5, 2, 3, 200, 136, 4, "slow_warps", _SITU, num_sms=1),
     FewTrial(FIRST, 7, 2, 300, 16, 64, 5, "late_loads", num_sms=4),
     FewTrial(FIRST, 8, 55, 70, 88, 200, 6, num_sms=2),
+    FewTrial(FIRST, 4, 3, 7, 16, 72, 21, first_expert=14, num_sms=2),
     FewTrial(FIRST, 3, 4, 2, 64, 144, 13, num_sms=5),  # two CTAs for each expert, and one left over
     FewTrial(SECOND, 7, 3, 40, 80, 144, 7, num_sms=3),
     FewTrial(SECOND, 1, 8, 12, 48, 1040, 8, "slow_math", ids=torch.int32, num_sms=2),
@@ -42,6 +43,7 @@ MUTATIONS = [
     Mutation("the upper half of an id is not looked at", _FEW, "high == 0 && low < p.num", "low < p.num"),
     Mutation("ids of 4 bytes have an upper half", _FEW, "p.id_bytes == 8 ? ptx::ld", "p.id_bytes != 0 ? ptx::ld", shows_in=FIRST),
     Mutation("an id that no expert has is one", _FEW, "low < p.num_experts ? low", "low <= p.num_experts ? low % p.num_experts"),
+    Mutation("experts are numbered from 0", _FEW, "ptx::ld_relaxed_gpu_b32(id) - p.first_expert;", "ptx::ld_relaxed_gpu_b32(id);", shows_in=FIRST),
     Mutation("ids of tokens follow each other", _FEW, "uint64_t{token} * p.ids_pitch", "uint64_t{token} * p.topk"),
     Mutation("ids are read before the kernel ahead has ended", _FEW, "  else\n    ptx::griddepcontrol_wait();\n", "", shows_in=FIRST),
     Mutation("routes behind the first of each thread are forgotten", _FEW, "; route < p.tokens * p.topk; route += kNumThreads) {\n    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);\n    if", "; route < kNumThreads && route < p.tokens * p.topk; route += kNumThreads) {\n    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);\n    if", shows_in=FIRST),

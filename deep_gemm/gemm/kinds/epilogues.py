@@ -95,6 +95,8 @@ TO_ADDRESSES = Epilogue(
     operands=((E4M3, PER_ROW, PER_BLOCK), (E4M3, PER_64, PER_BLOCK), (E2M1, PER_ROW, MX)),
 )
 """Each row goes to an address of its own."""
+TO_ADDRESSES_IN_BF16 = replace(TO_ADDRESSES, operands=((BFLOAT16, None, None),))
+"""The same of BF16 operands."""
 SILU = Epilogue(
     source="silu", gates="gates_in_turn", name="silu", kernel="_silu", by_tma=False, output_bytes=1, work=ENDS
 )
