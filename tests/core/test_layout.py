@@ -174,13 +174,6 @@ def test_scales_that_tma_cannot_load_are_copied(shape: tuple[int, ...], strides:
     assert_loads_directly(out)
 
 
-def test_scales_expanded_over_rows_or_blocks_are_copied() -> None:
-    for sf in (scales(1, 3).expand(8, 3), scales(8, 1).expand(8, 3), scales(1, 1).expand(8, 3)):
-        out = get_mn_major_tma_aligned_tensor(sf)
-        assert torch.equal(out, sf)
-        assert_loads_directly(out)
-
-
 @settings(deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 4)),

@@ -161,13 +161,6 @@ def test_inspect_of_a_source_that_does_not_compile_fails_with_the_log(monkeypatc
     assert "Traceback" not in result.output
 
 
-def test_tables_are_not_folded_where_there_is_no_terminal() -> None:
-    lines = {tuple(line.split()) for line in all_configs().output.splitlines()}
-    for config in reachable():
-        numbers = (config.num_stages, config.shared_bytes, config.num_threads, config.registers[0])
-        assert (*config.name.split(), *map(str, numbers), "/", str(config.registers[1])) in lines
-
-
 # ---- sim --------------------------------------------------------------------------------------------------------
 
 SMALL = ("--set", "m=40", "--set", "n=72", "--set", "k=272", "--block-m", "64", "--block-n", "64")

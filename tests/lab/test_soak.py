@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import raising
+from helpers import host_never_waits, raising
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -296,8 +296,5 @@ def test_no_call_waits_for_the_gpu_or_reads_from_it(kind: type[Trial], monkeypat
         trial.call(trial.everything())
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "synchronize", forbidden)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with host_never_waits():
                 trial.call(trial.everything())
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
