@@ -144,15 +144,19 @@ class Experts(Holder, Trained):
             f"hidden={share.hidden}, intermediate={share.intermediate}"
         )
 
-    def weights(self) -> tuple[Rows, Rows]:
-        """Both weights as products take them; a BF16 weight has None for scales."""
+    def weights(self) -> tuple[Operand | Tensor, Operand | Tensor]:
+        """Both weights as `experts` takes them."""
         if self.w1 is None or self.w2 is None:
             return self.held("w1"), self.held("w2")
-        both = self.w1.detach(), self.w2.detach()
+        w1, w2 = self.w1.detach(), self.w2.detach()
         if self.products == BF16:
-            w1, w2 = (laid_out(name, w.to(torch.bfloat16), "n") for name, w in zip(("w1", "w2"), both, strict=True))
-            return (w1, None), (w2, None)
-        return per_block_cast_to_fp8(both[0]), per_block_cast_to_fp8(both[1])
+            return w1.to(torch.bfloat16), w2.to(torch.bfloat16)
+        return per_block_cast_to_fp8(w1), per_block_cast_to_fp8(w2)
+
+    def _operands(self) -> list[Rows]:
+        """Both weights as products take them."""
+        both = zip(("w1", "w2"), self.weights(), strict=True)
+        return [(laid_out(name, w, "n"), None) if isinstance(w, Tensor) else w for name, w in both]
 
     @property
     def _columns(self) -> Any:
@@ -245,7 +249,7 @@ class Experts(Holder, Trained):
             return torch.zeros(message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=message.device)
         message = message if self.products == FP8 else message.view(torch.bfloat16)  # a record sees no smaller elements
         said = *sizes, self.share.here, self.share.first, self.operands, self.limit, routes is None
-        return run(SUMS, (message, *self.weights(), None if routes is None else [routes]), said)  # type: ignore[no-any-return]
+        return run(SUMS, (message, *self._operands(), None if routes is None else [routes]), said)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _decoded(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
@@ -257,7 +261,7 @@ class Experts(Holder, Trained):
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
         self._check_weights()
         if self._seconds is not None:
-            w1, w2 = self.weights()
+            w1, w2 = self._operands()
             check_weight("w2", w2)
             peers = self.connected(topk)
             return peers.decode(x, topk_ids, topk_weights, w1, w2, self.limit, out)
@@ -310,8 +314,7 @@ class Experts(Holder, Trained):
         if self.w1 is None:
             share = self.share
             where = share.rank, share.ranks
-            both = self.held("w1"), self.held("w2")
-            share_of_experts(share.num_experts, *both, *where, self.gran_k, self.recipe_b)
+            share_of_experts(share.num_experts, *self.weights(), *where, self.gran_k, self.recipe_b)
 
     def connected(self, topk: int) -> Peers:
         """The peers of this process, connected in the first call; later calls have as many routes for a token."""
@@ -360,9 +363,7 @@ def _summed(
     return sum_rows(y, rows.row_of, weights)
 
 
-SUMS = Function(
-    _summed, _summed, lambda message, w1, w2, _: present(message, *w1, *w2), never, free=[FREE_ROWS], numbers=3
-)
+SUMS = Function(_summed, _summed, lambda rows, w1, w2, _: present(rows, *w1, *w2), never, free=[FREE_ROWS], numbers=3)
 
 
 def _check_topk(topk: int, first: int) -> None:

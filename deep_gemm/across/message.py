@@ -72,9 +72,7 @@ class Arrived(NamedTuple):
 
 def _value_bytes(hidden: int, columns: int | None) -> int:
     """Bytes of a row's values and scales."""
-    if columns is None:
-        return BF16_BYTES * hidden
-    return hidden + WORD_BYTES * ceil_div(hidden, columns or hidden)
+    return BF16_BYTES * hidden if columns is None else hidden + WORD_BYTES * ceil_div(hidden, columns or hidden)
 
 
 def row_bytes(hidden: int, topk: int, columns: int | None = SCALE_BLOCK) -> int:

@@ -199,6 +199,12 @@ def test_calls_with_bf16_weights_have_the_bits_of_one_process(
     assert (None in seen.made) == (world == 3)
     _, said = decode_bytes(world, MOST, TOPK, world * HERE, HIDDEN, 96, peer_memory=True, gran_k=None)
     assert node.room.num_bytes + max(seen.scratch) <= said + 4 * MOST * TOPK + 256 * 12
+    layer, apart = node.layer(0), torch.empty(HERE, HIDDEN, 192, dtype=torch.bfloat16)[..., ::2]
+    layer.w2 = torch.nn.Parameter(apart)
+    seen.cleared()
+    with pytest.raises(ValueError, match="w2: expected values contiguous along n or k, got strides"):
+        layer.decode(*given(5, world, 0))
+    assert not seen.names, "nothing is sent before that is refused"
 
 
 @pytest.fixture

@@ -96,8 +96,8 @@ def right(ranks: list[Rank]) -> list[Tensor]:
     """Compute the results of one process with all experts."""
 
     def whole(i: int) -> Any:
-        values, scales = zip(*(rank.layer.weights()[i] for rank in ranks), strict=True)
-        return torch.cat(values) if scales[0] is None else (torch.cat(values), torch.cat(scales))
+        parts: list[Any] = [rank.layer.weights()[i] for rank in ranks]
+        return torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(map(torch.cat, zip(*parts, strict=True)))
 
     w1, w2 = whole(0), whole(1)
     found = [deep_gemm.experts(rank.x, rank.ids, rank.p, w1, w2) for rank in ranks]
