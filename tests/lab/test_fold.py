@@ -21,7 +21,7 @@ from lab.kernels import all_kernels
 GROUPED = Output(work=works.ENDS)
 PAGES = [
     ("dense", FP8_GEMM, tile_config(256, 128, Output()), 700),
-    ("decode", FP8_GEMM_DECODE, decode_config(8, 1, 4, 2), 450),
+    ("decode", FP8_GEMM_DECODE, decode_config(16, 1, 4, 2), 450),
     ("grouped", FP8_GEMM, tile_config(128, 128, GROUPED), 1000),
 ]
 OTHERS = [
