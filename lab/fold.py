@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from .flat import flat
 
@@ -27,21 +27,20 @@ ENDS_OF_OPERANDS = {*",;=?:([{", "return", "+=", "-=", "|=", "&=", "^="}
 EFFECTS = {"(", "=", "++", "--", "+=", "-=", "{"}
 """Tokens of arguments that may have effects, so that they must stay."""
 NOT_TYPES = {"return", "else", "if", "for", "while", "do", "constexpr", "namespace", "using", "const", "static"}
-PYTHON = {"&&": " and ", "||": " or ", "!": " not ", "/": "//", "true": "1", "false": "0"}
-PLAIN = re.compile(r"&?[\w:]+((\.|->)\w+)*")
+PYTHON = {"&&": "and", "||": "or", "!": "not", "/": "//", "true": "1", "false": "0"}
+PLAIN = r"&?[\w:]+(?:(?:\.|->)\w+)*"
 """A literal, a name, or a member of a member."""
+RESULT = re.compile(rf"(?:{PLAIN}(?:\((?:{PLAIN}(?:,{PLAIN})*)?\))?)?")
+"""Nothing, such an expression, or a call with such arguments."""
+CONTROLS = {"if", "for", "while", "constexpr"}
 NAMED = re.compile(r"`(\w+)`|\b(k[A-Z]\w+)|\b([A-Z_]{7,})\b|(\w+)\.cuh")
 LIBRARY = ("ptx/", "types.cuh")
 """Headers that a page includes: PTX wrappers, and the types that every source uses."""
 FILE = "// ======== "
 
 
-class Edit(NamedTuple):
-    """A piece of a source, and the text that takes its place."""
-
-    start: int
-    end: int
-    text: str
+Edit = tuple[int, int, str]
+"""A piece of a source, from an offset to another, and the text that takes its place."""
 
 
 class Source:
@@ -116,10 +115,10 @@ class Source:
     def edited(self, edits: Iterable[Edit]) -> str:
         """Give the text with edits made; of two that overlap, the outer one counts."""
         parts, at = [], 0
-        for edit in sorted(edits, key=lambda edit: (edit.start, -edit.end)):
-            if edit.start >= at:
-                parts += [self.text[at : edit.start], edit.text]
-                at = edit.end
+        for start, end, text in sorted(edits, key=lambda edit: (edit[0], -edit[1])):
+            if start >= at:
+                parts += [self.text[at:start], text]
+                at = end
         return "".join([*parts, self.text[at:]])
 
     def replaced(self, first: int, end: int, text: str) -> Edit:
@@ -129,7 +128,7 @@ class Source:
             if self.text[start - 1] in " (<":
                 stop += self.text[stop] == " "
             start -= self.text[start - 1] == " " and self.text[stop] in ",;)>" and self.text[stop - 1] != " "
-        return Edit(start, stop, text)
+        return (start, stop, text)
 
     def removed(self, first: int, end: int) -> Edit:
         """Remove tokens; if they fill whole lines, these, and the comment lines right above."""
@@ -137,10 +136,10 @@ class Source:
             first -= 1
         lines, rest = self.text[: self.starts[first]].split("\n"), self.text[self.ends[end - 1] :].partition("\n")[0]
         if lines.pop().strip() or rest.partition("//")[0].strip():
-            return Edit(self.starts[first], self.ends[end - 1], "")
+            return (self.starts[first], self.ends[end - 1], "")
         while lines and lines[-1].lstrip().startswith("//"):
             lines.pop()
-        return Edit(len("\n".join([*lines, ""])), self.ends[end - 1] + len(rest) + 1, "")
+        return (len("\n".join([*lines, ""])), self.ends[end - 1] + len(rest) + 1, "")
 
 
 class Node:
@@ -180,9 +179,7 @@ def nodes_of(source: Source) -> list[Node]:
                 i = source.after(opening)
                 continue
             ends = (at for at in source.outside(i, end) if source.words[at] in (";", "{") or source.words[at][0] == "#")
-            stop = next(
-                at for at in ends if source.after(at) == end or source.words[source.after(at)] not in (";", ",")
-            )
+            stop = next(at for at in ends if source.words[source.after(at) : end][:1] not in ([";"], [","]))
             node = Node(source, i, source.after(stop), owner)
             found.append(node)
             if node.is_type:
@@ -212,10 +209,11 @@ class Folding:
 
     def value(self, first: int, end: int, hidden: Iterable[str] = ()) -> int | None:
         """Give the value of tokens; None if it depends on more than constants, or on a name that is `hidden`."""
-        code = "".join(PYTHON.get(word, re.sub(r"(?<=\d)u$", "", word)) for word in self.words[first:end])
+        code = " ".join(PYTHON.get(word, re.sub(r"(?<=\d)u$", "", word)) for word in self.words[first:end])
         try:
-            return int(eval(code, {name: value for name, value in self.values.items() if name not in hidden}))
-        except (NameError, SyntaxError, TypeError, AttributeError):
+            known = {name: value for name, value in self.values.items() if name not in hidden}
+            return int(eval(code, {"__builtins__": {}, **known}))
+        except (NameError, SyntaxError, TypeError, AttributeError, ValueError, ArithmeticError):
             return None
 
     def hidden(self, node: Node) -> set[str]:
@@ -226,8 +224,6 @@ class Folding:
             if self.source.is_word(i) and (is_typed or self.words[i - 1 : i + 2 : 2] == [",", "="]):
                 found.add(self.words[i])
         return found
-
-    # ---- Branches and arithmetic
 
     def folds(self) -> Iterator[Edit]:
         """Decide branches by constants, and replace calls by their results."""
@@ -301,9 +297,8 @@ class Folding:
             while self.words[i + 1 : colon].count("?") > self.words[i + 1 : colon].count(":"):
                 colon = source.find(":", colon + 1)
             chosen = (i + 1, colon) if left else (colon + 1, end)
-            around = int(
-                self.match.get(first - 1) == end and not source.is_word(first - 2) and chosen[1] - chosen[0] == 1
-            )
+            in_brackets = self.match.get(first - 1) == end and not source.is_word(first - 2)
+            around = int(in_brackets and chosen[1] - chosen[0] == 1)
             yield source.replaced(first - around, end + around, source.span(*chosen))
         elif word != "?" and (left, right) != (None, None):
             known, other = (left, (i + 1, end)) if left is not None else (right, (first, i))
@@ -335,17 +330,11 @@ class Folding:
         end = self.source.statement_end(i)
         closing = self.source.find("}", end)
         before = self.match[closing] - 1
-        condition = self.words[self.match.get(before, 1) - 1]
+        controls = self.words[before] == ")" and self.words[self.match[before] - 1] in CONTROLS
         if closing > end:
             yield self.source.removed(end, closing)
-        elif (
-            end == i + 2
-            and self.words[before] in (")", "const")
-            and condition not in ("if", "for", "while", "constexpr")
-        ):
+        elif end == i + 2 and self.words[before] in (")", "const") and not controls:
             yield self.source.removed(i, end)
-
-    # ---- Functions of one expression
 
     def results(self) -> dict[tuple[str, int], tuple[list[str], list[str]]]:
         """Give parameters and result of functions that do nothing, or give a name or member, or only call another.
@@ -359,19 +348,10 @@ class Folding:
                 names = [self.words[end - 1] for _, end in items]
                 inner = self.words[node.body + 1 : node.end - 1]
                 result = inner[inner[:1] == ["return"] : -1]
-                parts = re.fullmatch(r"([^(]*)(?:\((.*)\))?", "".join(result) or "0")
-                pieces = [parts[1], *filter(None, (parts[2] or "").split(","))] if parts else ["("]
-                is_own = node.owner is not None and bool(
-                    {*filter(str.isidentifier, result)} - {*names, "true", "false"}
-                )
-                once = all(result.count(name) <= 1 for name in names) and not (len(pieces) > 1 and pieces[0] in names)
-                is_simple = (
-                    all(map(PLAIN.fullmatch, pieces))
-                    and once
-                    and not is_own
-                    and not node.is_maker
-                    and "<" not in result
-                )
+                is_own = node.owner and {word for word in result if word.isidentifier()} - {*names, "true", "false"}
+                calls_argument = result[1:2] == ["("] and result[0] in names
+                is_once = all(result.count(name) <= 1 for name in names) and not calls_argument
+                is_simple = RESULT.fullmatch("".join(result)) and is_once and not is_own and not node.is_maker
                 least = sum("=" not in self.words[a:b] for a, b in items)
                 for count in range(least, len(names) + 1) if "..." not in names else [-1]:
                     found.setdefault((node.names[0], count), []).append((names, result) if is_simple else None)
@@ -390,7 +370,7 @@ class Folding:
         given = {name: source.span(*item) for name, item in zip(names, items, strict=False)}
         dropped = [item for name, item in zip(names + names * len(items), items, strict=False) if name not in result]
         has_effects = any(EFFECTS & {*self.words[a:b]} for a, b in dropped)
-        is_plain = "(" in result or all(PLAIN.fullmatch(given.get(word, "a")) for word in result)
+        is_plain = "(" in result or all(re.fullmatch(PLAIN, given.get(word, "a")) for word in result)
         if has_effects or not is_plain or result == [";"]:
             return
         text = "".join(given.get(word, word) + " " * (word == ",") for word in result)
@@ -398,8 +378,6 @@ class Folding:
             yield source.replaced(first, end, text)
         elif self.words[end] == ";" and self.words[first - 1] not in (")", "else"):
             yield source.removed(first, end + 1)
-
-    # ---- Template arguments
 
     def specialized(self) -> Iterator[Edit]:
         """Put the argument in place of a template's parameter that is the same at all uses."""
@@ -409,12 +387,11 @@ class Folding:
             uses = [i for i, word in enumerate(self.words) if word in node.names and i not in inside]
             uses = [i for i in uses if self.words[i + 1] == "<" or (node.is_function and self.words[i + 1] == "(")]
             for number, (first, end) in enumerate(self.source.items(node.template) if node.template else []):
+                edits: list[Edit] = []
                 if self.words[first + 1] == "...":
                     edits = self.without_pack(node, uses)
-                else:
-                    edits = (
-                        self.with_argument(node, uses, number, first, end) if names.count(node.names[:1]) == 1 else []
-                    )
+                elif names.count(node.names[:1]) == 1:
+                    edits = self.with_argument(node, uses, number, first, end)
                 if edits:
                     yield from edits
                     return
@@ -449,10 +426,9 @@ class Folding:
         if len(items) > 1:
             return self.source.replaced(first - (number > 0), end + (number == 0), "")
         if self.words[opening - 1] == "template":
-            return Edit(self.source.starts[opening - 1], self.source.starts[self.match[opening] + 1], "")
-        return self.source.replaced(
-            opening + (self.words[opening] == "("), self.match[opening] + (self.words[opening] == "<"), ""
-        )
+            return (self.source.starts[opening - 1], self.source.starts[self.match[opening] + 1], "")
+        stays = self.words[opening] == "("
+        return self.source.replaced(opening + stays, self.match[opening] + 1 - stays, "")
 
     def without_pack(self, node: Node, uses: list[int]) -> list[Edit]:
         """Remove a pack of arguments if every call leaves it empty."""
@@ -468,8 +444,6 @@ class Folding:
             *(self.source.replaced(i - 3, i + 2, "0") for i in pack if self.words[i - 3] == "sizeof"),
         ]
 
-    # ---- Declarations that nothing uses
-
     def prunings(self) -> Iterator[Edit]:
         """Remove declarations that the kernel does not reach, and assertions, which hold."""
         kept: set[Node] = set()
@@ -481,25 +455,20 @@ class Folding:
             for node in ready:
                 apart = [each for each in self.nodes if each.owner is node and each.is_function and not each.is_maker]
                 inside = {*range(node.first, node.end)} - {i for each in apart for i in range(each.first, each.end)}
-                used.update(
-                    word
-                    for i in inside
-                    for word in re.findall(r"\w+", self.words[i].partition(" ")[2] or self.words[i])
-                )
+                words = " ".join(self.words[i].partition(" ")[2] or self.words[i] for i in inside)
+                used.update(re.findall(r"\w+", words))
         yield from (self.source.removed(node.first, node.end) for node in pending if node.owner in {None, *kept})
         for i, word in enumerate(self.words):
-            is_early = (
-                word == "struct"
-                and self.words[i + 2] == ";"
-                and self.words[self.words.index(self.words[i + 1], i + 2) - 1] == word
-            )
-            if word == "static_assert" or is_early:
+            is_early = word == "struct" and self.words[i + 2] == ";"
+            later = self.words.index(self.words[i + 1], i + 2) if is_early else 0
+            if word == "static_assert" or (later and self.words[later - 1] == word):
                 yield self.source.removed(i, self.source.statement_end(i))
 
     def is_used(self, node: Node, used: set[str]) -> bool:
         """Tell whether a declaration is the kernel, is named elsewhere, or belongs to its type."""
-        stays = self.words[node.first] == "KERNEL" if node.owner is None else node.is_maker or not node.is_function
-        return stays or bool(used & {*node.names})
+        if used & {*node.names}:
+            return True
+        return self.words[node.first] == "KERNEL" if node.owner is None else node.is_maker or not node.is_function
 
 
 def tidied(text: str) -> str:
