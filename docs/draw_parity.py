@@ -18,7 +18,7 @@ WAITS = (
     ("in phase 1, wait(1)", 1.4, 1),
     ("too late for phase 0, wait(0)", 2.3, 0),
 )
-"""What waits, when it begins in phases, and for which parity."""
+"""Waits: a title, the begin (in phases), and the parity."""
 
 
 def end_of_wait(begin: float, parity: int) -> float:

@@ -34,7 +34,7 @@ SHOWN = {
         FP8_GEMM,
         tile_config(256, 128, Output()),
         "Read from the bottom: the kernel parts into a producer, which calls `load_tile`, and math warps, which call\n"
-        "`multiply_tile` and `store_tile`. [A kernel from top to bottom](../fp8_gemm.md) says why it is so.",
+        "`multiply_tile` and `store_tile`. [A kernel from top to bottom](../fp8_gemm.md) gives the reasons.",
         "fp8_gemm --block-m 256 --block-n 128",
     ),
     "decode": Shown(
@@ -43,7 +43,7 @@ SHOWN = {
         FP8_GEMM_DECODE,
         decode_config(16, 1, 4, 2),
         "Weights are the rows of WGMMA here, and tokens its columns; four CTAs of a cluster share k, and add their\n"
-        "sums up through each other's memory. [Its walkthrough](../fp8_gemm_decode.md) says why.",
+        "sums up through each other's memory. [Its walkthrough](../fp8_gemm_decode.md) gives the reasons.",
         "fp8_gemm_decode --config '{name}'",
     ),
     "grouped": Shown(
@@ -69,7 +69,7 @@ def page(name: str) -> str:
 Below is all of its source for one configuration, `{shown.config.name}`, in {text.count(chr(10))} lines.
 `docs/write_kernels.py` makes this page. `lab/fold.py` puts in the configuration's constants, and leaves out branches,
 functions and types that this configuration does not use. A test compiles the page, and gets the machine code of the
-package's kernel. The instructions stay behind functions of `ptx/` that have their names.
+package's kernel. PTX instructions stay behind functions of `ptx/` with the instructions' names.
 
 {shown.reading}
 

@@ -164,7 +164,7 @@ def gradients(name: str, backward: Kernel, keep: Kernel) -> None:
 
 
 def _register_flops(name: str, flops: Flops) -> None:
-    """Let torch count the operations of all overloads, which share one formula. `into` is the one without results."""
+    """Let torch count the operations of all overloads by one formula. The overload `into` writes to a given tensor."""
     if flops is None:
         return
     from torch.utils import flop_counter  # which loads Triton

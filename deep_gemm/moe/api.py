@@ -180,10 +180,10 @@ def product_of_rows(
     is_behind_cast: bool = False,
     by_ends: bool = False,
 ) -> Tensor:
-    """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are.
+    """Multiply each row by its expert's weight, in BF16. Rows after the last row of an expert are not written.
 
-    `bias`: FP32 `[experts, n]`, added ahead of the rounding.
-    `by_ends`: there may be many such rows, which cost nothing if groups are told by their ends. The bits are the same.
+    `bias`: FP32 `[experts, n]`, added before rounding.
+    `by_ends`: state groups by their ends, so that rows without an expert cost no time. The bits are the same.
     """
     d = empty("a product", (a[0].shape[0], w[0].shape[1]), torch.bfloat16, a[0].device)
     is_many = d.is_cuda and (by_ends or d.shape[0] >= MANY_ROWS)

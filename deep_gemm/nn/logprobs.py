@@ -219,7 +219,7 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
 
 
 def laid_out(x: Tensor) -> Tensor:
-    """Give a matrix in BF16 as products take it: a copy if its strides are not among those that products take."""
+    """Give a matrix in BF16 with strides that products take; copy it if it has others."""
     x = x.to(torch.bfloat16)
     (rows, columns), (down, along) = x.shape, x.stride()
     is_by_rows = along == 1 and down % MULTIPLE == 0 and down >= columns

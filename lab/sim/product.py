@@ -124,8 +124,8 @@ def stage_of(
 ) -> Stage:
     """Lay out a problem's operands, aligned to 16 bytes unless said otherwise; D, and `more`, are writable.
 
-    `is_dependent`: the kernel ahead may still write all of them but the `ready` ones. `read`: further tensors, or
-    replacements of the problem's.
+    `is_dependent`: the kernel before may still write them, except the `ready` ones. `read`: more inputs by name, which
+    replace the problem's.
     """
     in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
     names = ("a", "b", "sfa", "sfb", "c", "bias")

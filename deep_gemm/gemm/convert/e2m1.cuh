@@ -278,7 +278,7 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
       packed[i / 2][i % 2] = ptx::ld_shared_v4_b32((from ^ i % 2 * 16) + i / 2 * (kRowsOfRound * kBlockK / 2));
-    ptx::syncwarp();  // all lanes have read what lies where others are to write
+    ptx::syncwarp();  // all lanes have read before any lane writes over it
     const uint32_t to = first_to + at.stage * kBBytes;
     const Tables tables(shifts);
     store_values(packed[0], tables.of[0], tables.of[1], to);
