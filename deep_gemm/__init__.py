@@ -261,7 +261,7 @@ __all__ = [
 
 __all__ = [name for name in __all__ if name in globals()]  # torch is built without torch.distributed for some systems
 
-if not TYPE_CHECKING:  # a checker would take every name to be there
+if not TYPE_CHECKING:  # it would tell a type checker that every name exists
 
     def __getattr__(name: str) -> object:
         """Import the operators. Of a name that other libraries of this family have, say what to use instead."""

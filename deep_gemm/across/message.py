@@ -87,10 +87,10 @@ def pack(
     rows: int | None = None,
     columns: int = SCALE_BLOCK,
 ) -> Tensor:
-    """Cast tokens to FP8, and write each with its routes into its rows: `row_of` `[tokens, topk]` lists them up to -1.
+    """Cast tokens to FP8, and write each with its routes into its rows.
 
-    Without `row_of` token i has row i, and the other rows up to `rows` have no routes. With `row_of` rows without a
-    token may hold anything. `columns` columns of a token share a scale.
+    `row_of`, `[tokens, topk]`, lists a token's rows, with -1 after the last; rows without a token may hold anything.
+    Without it token i has row i, and the other rows up to `rows` have no routes. `columns` columns share a scale.
     """
     rows = x.shape[0] if rows is None else rows
     words = row_bytes(x.shape[1], topk_ids.shape[1], columns) // WORD_BYTES

@@ -47,7 +47,7 @@ constexpr uint32_t kFirstCaster = kNumMathThreads + 32, kCasters = kNumThreads -
 // Barrier 2 is the casters' and the producer's; 1 is the math warps'.
 constexpr uint32_t kXIsOnItsWay = 2;
 
-// A block is a token's 128 columns. A team of kLanes casters takes kBlocksOfTeam of a group's.
+// A block is 128 columns of a token. A team of kLanes casters casts kBlocksOfTeam blocks of a group.
 constexpr uint32_t kCastTeams = kCasters / kLanes;
 constexpr uint32_t kGroupBlocks = kBlocksOfTeam * kCastTeams * kClusterN;
 constexpr uint32_t kGroupKBlocks = kGroupBlocks / kBlockTokens;

@@ -249,11 +249,11 @@ def activate_rows(
 def experts_workspace_bytes(
     tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int, *, gran_k: int | None = SCALE_BLOCK
 ) -> int:
-    """Bytes of what `experts` holds between its parts at most, all at once: rows, FP8 operands, and both products.
+    """Count the bytes that `experts` needs between its parts, if all are held at once: rows, FP8 operands, both products.
 
-    `gran_k` columns of a row share a scale, 0: all; None counts BF16 operands, which have none. Many rows are activated
-    where they are multiplied, and a GPU then holds no first product. FP32 numbers of a weight's scales in UE8M0, or of
-    biases in BF16, are not counted, nor that parts begin at multiples of 256 bytes where they share a buffer.
+    `gran_k` columns of a row share a scale, 0: all; None counts BF16 operands, which have none. With many rows a GPU
+    holds no first product, because the product activates its own result. Not counted: FP32 copies of UE8M0 scales and
+    of BF16 biases, and gaps, because parts of a shared buffer begin at multiples of 256 bytes.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076

@@ -230,7 +230,7 @@ constexpr uint32_t kRowsOfRound = 16;
 struct Tables {
   Table of[kGroupsOfBlock];
 
-  // Made from shifts, or the marks in their place.
+  // A byte of `shifts` is a group's shift, or a mark: kZeros, kNaNs.
   DEVICE explicit Tables(uint32_t shifts)
       : of{Table(shifts & 255), Table(shifts >> 8 & 255), Table(shifts >> 16 & 255), Table(shifts >> 24)} {
     if (__builtin_expect((shifts & (kZeros | kNaNs) * 0x01010101) == 0, 1)) return;
