@@ -23,7 +23,7 @@ def flat(source: str, headers: Mapping[str, str], mark: str = "") -> str:
         for line in text.split("\n"):
             if found := DEFINE.match(line):
                 files[found["macro"]] = found["file"]
-            found = INCLUDE.match(line)
+            found = INCLUDE.match(line.partition("//")[0].rstrip() if mark else line)
             if found is None:
                 if mark and heading and (line.startswith(("//", "#")) or not line):
                     heading.append(line if line != "#pragma once" else "")

@@ -93,11 +93,6 @@ class Source:
         bounds = [opening, *commas, self.match[opening]]
         return [(a + 1, b) for a, b in pairwise(bounds) if a + 1 < b]
 
-    def indent(self, offset: int) -> int:
-        """Give the depth of the line that an offset lies in."""
-        line = self.text[self.text.rfind("\n", 0, offset) + 1 :]
-        return len(line) - len(line.lstrip(" "))
-
     def statement_end(self, i: int) -> int:
         """Find the token behind the statement that begins at token `i`."""
         word = self.words[i]
@@ -276,7 +271,8 @@ class Folding:
         if (comment := source.text[source.ends[first - 1] : start]).strip():
             start -= len(comment.lstrip())
         piece = source.text[start : source.ends[stop - 1]]
-        own, depth = (source.indent(at) for at in (start, source.starts[i]))
+        lines = [source.text[source.text.rfind("\n", 0, at) + 1 :] for at in (start, source.starts[i])]
+        own, depth = (len(line) - len(line.lstrip(" ")) for line in lines)
         return source.replaced(i, end, re.sub(rf"\n {{{own}}}(?=.)", "\n" + " " * depth, piece))
 
     def fold_operator(self, i: int, node: Node, hidden: set[str]) -> Iterator[Edit]:
@@ -337,10 +333,7 @@ class Folding:
             yield self.source.removed(i, end)
 
     def results(self) -> dict[tuple[str, int], tuple[list[str], list[str]]]:
-        """Give parameters and result of functions that do nothing, or give a name or member, or only call another.
-
-        A key is a name and a number of arguments, -1 for any; all functions that it fits must agree.
-        """
+        """Give parameters and results of functions of one simple expression, by name and number of arguments."""
         found: dict[tuple[str, int], list[tuple[list[str], list[str]] | None]] = {}
         for node in self.nodes:
             if node.is_function and node.body < node.end:
@@ -447,9 +440,10 @@ class Folding:
     def prunings(self) -> Iterator[Edit]:
         """Remove declarations that the kernel does not reach, and assertions, which hold."""
         kept: set[Node] = set()
-        used: set[str] = set()
         pending = self.nodes
-        while ready := [node for node in pending if node.owner in {None, *kept} and self.is_used(node, used)]:
+        used: set[str | Node] = {each for each in self.nodes if self.words[each.first] == "KERNEL"}
+        used |= {each for each in self.nodes if each.owner and (each.is_maker or not each.is_function)}
+        while ready := [each for each in pending if each.owner in {None, *kept} and used & {each, *each.names}]:
             kept.update(ready)
             pending = [node for node in pending if node not in kept]
             for node in ready:
@@ -464,12 +458,6 @@ class Folding:
             if word == "static_assert" or (later and self.words[later - 1] == word):
                 yield self.source.removed(i, self.source.statement_end(i))
 
-    def is_used(self, node: Node, used: set[str]) -> bool:
-        """Tell whether a declaration is the kernel, is named elsewhere, or belongs to its type."""
-        if used & {*node.names}:
-            return True
-        return self.words[node.first] == "KERNEL" if node.owner is None else node.is_maker or not node.is_function
-
 
 def tidied(text: str) -> str:
     """Pack constants, and remove comments that are about other code, or stand before nothing."""
@@ -479,11 +467,8 @@ def tidied(text: str) -> str:
     text = re.sub(r"^( *)//(?: \w.*\n(?:\1// \S.*\n)*|  .*\n)", partial(_known, known=known), text, flags=re.MULTILINE)
     text = re.sub(r"((?:^|\n)(?! *//).*\n) *//\n", r"\1", text)
     paragraphs = [each.strip("\n") for each in re.split(r"\n{2,}", text) if each.strip()]
-    kept = [
-        each
-        for each, after in zip(paragraphs, [*paragraphs[1:], FILE], strict=True)
-        if not after.startswith(FILE) or any(not line.lstrip().startswith("//") for line in each.split("\n"))
-    ]
+    pairs = pairwise([*paragraphs, FILE])
+    kept = [each for each, after in pairs if not after.startswith(FILE) or re.search(r"(?m)^ *(?!//)[^/ ]", each)]
     result = "\n\n".join(kept) + "\n"
     if result != text:
         return tidied(result)
@@ -507,10 +492,7 @@ def _known(found: re.Match[str], known: set[str]) -> str:
 
 def page(source: str, headers: Mapping[str, str]) -> str:
     """Give a kernel's source with constants folded, and without the code that this configuration does not use."""
-    own = {
-        name: "" if name.startswith(LIBRARY) else re.sub(r"^(#include \S+) +//.*", r"\1", text, flags=re.MULTILINE)
-        for name, text in headers.items()
-    }
+    own = {name: "" if name.startswith(LIBRARY) else text for name, text in headers.items()}
     text = re.sub(rf"^( *#include|{FILE}(ptx/|types)).*\n", "", flat(source, own, mark=FILE), flags=re.MULTILINE)
     text, before = re.sub(r"^(#pragma.*\n)( *)", r"\2\1\2", text, flags=re.MULTILINE), ""
     while text != before:
@@ -518,11 +500,7 @@ def page(source: str, headers: Mapping[str, str]) -> str:
         for step in (Folding.prunings, Folding.folds, Folding.specialized):
             folding = Folding(text)
             text = folding.source.edited(step(folding))
-    used = {*re.findall(r"ptx::(\w+)", text)}
-    needed = [
-        name
-        for name, each in headers.items()
-        if name.startswith("ptx/")
-        and used & {*re.findall(r"(\w+)(?:\(| \{)", each)} - {"smem_address", "opaque", "dynamic_shared"}
-    ]
-    return "".join(f'#include "{name}"\n' for name in ["types.cuh", *sorted(needed)]) + "\n" + tidied(text)
+    used = {*re.findall(r"ptx::(\w+)", text)} - {"smem_address", "opaque", "dynamic_shared"}
+    given = {name: re.findall(r"\w+(?=\(| \{)", each) for name, each in headers.items() if name.startswith("ptx/")}
+    needed = ["types.cuh", *sorted(name for name in given if used & {*given[name]})]
+    return "".join(f'#include "{name}"\n' for name in needed) + "\n" + tidied(text)

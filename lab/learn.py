@@ -172,7 +172,6 @@ BROKEN = (
     _break("full announces too few bytes", "(full, kStageBytes)", "(full, kStageBytes - kBlockM * 4)"),
 )
 """Mistakes that docs/learn/product.md shows, each with the words of the simulator."""
-EFFECTS = "wrong numbers, or threads that wait for ever"
 
 
 def run() -> bool:
@@ -188,7 +187,9 @@ def show_broken() -> bool:
     """Simulate the product with each mistake, and print the simulator's words."""
     for number, mutation in enumerate(BROKEN, 1):
         print(f"{number}. {mutation.name}\n{said_of(mutation)}\n")
-    print(f"The simulator noticed all {len(BROKEN)} mistakes, each by its effect: {EFFECTS}.")
+    print(
+        f"The simulator noticed all {len(BROKEN)} mistakes by their effects: wrong numbers, threads that wait for ever."
+    )
     return True
 
 

@@ -28,7 +28,7 @@ Flops = Callable[..., int] | None
 
 
 def register_at_need(module: str) -> None:
-    """Let the first look at torch.ops.deep_gemm import the module that makes the operators, which takes long."""
+    """Import the module that makes the operators only when torch.ops.deep_gemm is first used: the import is slow."""
     namespace = torch.ops.deep_gemm
     registered: Any = type(namespace)
 

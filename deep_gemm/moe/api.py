@@ -187,7 +187,7 @@ def product_of_rows(
     """
     d = empty("a product", (a[0].shape[0], w[0].shape[1]), torch.bfloat16, a[0].device)
     is_many = d.is_cuda and (by_ends or d.shape[0] >= MANY_ROWS)
-    is_many = is_many and not (num_modes() or handles_operators(a[0], w[0]))  # the operator that modes see is by ids
+    is_many = is_many and not (num_modes() or handles_operators(a[0], w[0]))  # modes must see the operator by ids
     if w[1] is None:
         layout = rows.ends if is_many else rows.ids
         product_of_bf16_rows(a[0], w[0], d, layout, bias, by_ends=is_many, is_behind_cast=is_behind_cast)
@@ -249,7 +249,7 @@ def activate_rows(
 def experts_workspace_bytes(
     tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int, *, gran_k: int | None = SCALE_BLOCK
 ) -> int:
-    """Count the bytes that `experts` needs between its parts, if all are held at once: rows, FP8 operands, both products.
+    """Count the bytes that `experts` needs between its parts, if all are held: rows, FP8 operands, both products.
 
     `gran_k` columns of a row share a scale, 0: all; None counts BF16 operands, which have none. With many rows a GPU
     holds no first product, because the product activates its own result. Not counted: FP32 copies of UE8M0 scales and

@@ -6,24 +6,17 @@ from typing import Any
 
 import pytest
 from machine_code import digest
+from test_docs import script
 from thorough import one_in
 
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.kernel import Kernel
-from deep_gemm.gemm.config.decode import decode_config
-from deep_gemm.gemm.config.of_tile import tile_config
-from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
-from deep_gemm.gemm.kinds import works
-from deep_gemm.gemm.kinds.output import Output
 from lab.fold import page
 from lab.kernels import all_kernels
 
-GROUPED = Output(work=works.ENDS)
-PAGES = [
-    ("dense", FP8_GEMM, tile_config(256, 128, Output()), 700),
-    ("decode", FP8_GEMM_DECODE, decode_config(16, 1, 4, 2), 450),
-    ("grouped", FP8_GEMM, tile_config(128, 128, GROUPED), 1000),
-]
+SHOWN = script("write_kernels").SHOWN
+MOST_LINES = {"dense": 700, "decode": 450, "grouped": 1000}
+PAGES = [(name, SHOWN[name].kernel, SHOWN[name].config, most) for name, most in MOST_LINES.items()]
 OTHERS = [
     (name, kernel, kernel.configs()[0], 1000)
     for name, kernel in all_kernels().items()
