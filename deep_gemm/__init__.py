@@ -130,7 +130,7 @@ _installed.warn_of_others()
 
 __version__ = "0.2.0"
 
-if not TYPE_CHECKING:  # a checker would take every name to be there
+if not TYPE_CHECKING:  # it would tell a type checker that every name exists
     _MODULES = "convert", "distributed", "nn", "testing", "utils"
     _names = sorted(globals().items())
     __all__ = [name for name, x in _names if name in _MODULES or (callable(x) and not name.startswith("_"))]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import first_trials
 import pytest
 import torch
+from mutated import CAUGHT, try_mutation
 from torch import Tensor
 
 from deep_gemm.core import jit
@@ -34,7 +35,7 @@ from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.problem import Problem
 from lab.sim import product
-from lab.sim.mutate import CAUGHT, Mutation, try_mutation
+from lab.sim.mutate import Mutation
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, describe_mistakes, sum_of_magnitudes
 from lab.sim.trial import Trial
 

@@ -75,7 +75,7 @@ class Peers:
         return run(function, operands, (self.node, limit))  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        """Raise if a rank did not come in time. Only kernels of this rank that have run by now are covered."""
+        """Raise if a rank did not come in time. Covers the kernels of this rank that have already run."""
         missed = self._missed.value
         if missed:
             raise RuntimeError(

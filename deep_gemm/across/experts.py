@@ -126,7 +126,7 @@ class Experts(Holder, Trained):
         self._planner: Planner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give the attributes that a copy keeps: all but those that calls made, which the copy makes anew."""
+        """Give the attributes that a copy keeps. Memory and plans of calls are left out: the copy makes its own."""
         return {**self.__dict__, "_everywhere": {}, "_peers": None, "_planner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
@@ -281,9 +281,9 @@ class Experts(Holder, Trained):
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
 
         The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
-        Memory is for the worst case (`decode_bytes`). The bits are those of the prefill form, or with `peer_memory` of
-        `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient: inputs that
-        would lose one are refused as by `experts`. A mistake is an error on this process alone.
+        Memory is for the worst case (`decode_bytes`). The result has the bits of the prefill form; with `peer_memory`,
+        the bits of `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient:
+        inputs that would lose one are refused as by `experts`. A mistake is an error on this process alone.
         With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
         the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
         """

@@ -19,7 +19,7 @@ ALL_TOKENS = (1 << 32) - 1
 
 
 class Slots(NamedTuple):
-    """Rows as they came: each has its values first, and scales of FP8 from byte `scales_at` on."""
+    """Received rows: a row begins with its values; scales of FP8 begin at its byte `scales_at`."""
 
     memory: Tensor
     """`[slots, ...]` of any type, from the first slot's first byte on; slots begin at multiples of 16 bytes."""
@@ -32,7 +32,7 @@ class Gathered(NamedTuple):
     values: Tensor
     """`[rows, hidden]`, contiguous."""
     sfa: Tensor | None
-    """FP32 `[rows, blocks]`, beside each other along the rows; None beside BF16."""
+    """FP32 `[rows, blocks]`; the scales of all rows for one block are contiguous. None beside BF16."""
     weights: Tensor | None = None
     """FP32 `[rows]`: the weight of each row's route."""
     addresses: Tensor | None = None
@@ -41,13 +41,13 @@ class Gathered(NamedTuple):
 
 @dataclass(frozen=True)
 class GatherRowsConfig(Config):
-    """One configuration. A warp copies `columns` bytes of a slot, a CTA lays scales of `rows` rows."""
+    """One configuration. A warp copies `columns` bytes of a slot; a CTA lays out the scales of `rows` rows."""
 
     num_threads: int = 256
     ctas_per_sm: int = 4
     rows: int = 32
     columns: int = 4096
-    """Bytes of a warp: all of them are on their way before the first is stored."""
+    """Bytes of a warp, which starts all their loads before it stores the first."""
     value_bytes: int = 1
     """Bytes of a value: 2 of BF16, which has no scales."""
     max_blocks = MAX_BLOCKS

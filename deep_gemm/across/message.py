@@ -92,10 +92,11 @@ def pack(
     rows: int | None = None,
     columns: int | None = SCALE_BLOCK,
 ) -> Tensor:
-    """Cast tokens to FP8, and write each with its routes into its rows: `row_of` `[tokens, topk]` lists them up to -1.
+    """Cast tokens to FP8, and write each with its routes into its rows.
 
-    Without `row_of` token i has row i, and the other rows up to `rows` have no routes. With `row_of` rows without a
-    token may hold anything. `columns` columns of a token share a scale; None: tokens are BF16.
+    `row_of`, `[tokens, topk]`, lists a token's rows, with -1 after the last; rows without a token may hold anything.
+    Without it token i has row i, and the other rows up to `rows` have no routes. `columns` columns share a scale; None:
+    tokens are BF16.
     """
     rows = x.shape[0] if rows is None else rows
     words = row_bytes(x.shape[1], topk_ids.shape[1], columns) // WORD_BYTES

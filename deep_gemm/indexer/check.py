@@ -74,7 +74,7 @@ def mqa_logits_problem(
     max_seqlen_k: int = 0,
     logits_dtype: torch.dtype = torch.float32,
 ) -> MqaLogits:
-    """Check the arguments, and make the logits. `clean_logits` None: unless they are compressed."""
+    """Check the arguments, and make the logits. `clean_logits=None` cleans them unless they are compressed."""
     sizes: checks.Sizes = {}
     queries(q, ("tokens", "heads", "depth"), sizes)
     keys, scales = checks.pair("kv", kv)

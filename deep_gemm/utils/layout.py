@@ -1,4 +1,4 @@
-"""Programs of this family import layouts and the alignment getters from here."""
+"""Functions of layouts and alignment, under the module name from which DeepGEMM's callers import them."""
 
 from functools import partial as _partial
 

@@ -62,14 +62,14 @@ class Kinds:
     by_name: Mapping[str, Kind]
     repeats: int = 20
     seconds: float | None = None
-    """Fewer repeats if calls take so long together."""
+    """Time limit for a shape: slow calls are repeated less often."""
     cool_seconds: float = 0.0
-    """Pause ahead of a shape: a GPU that a long one has warmed runs the next at a lower clock."""
+    """Pause before each shape: a GPU that a long shape has warmed runs the next one at a lower clock."""
     with_yardsticks: bool = True
     outputs: Sequence[Output] = ()
     """Outputs of our dense products, whose kernels are compiled ahead, on all processors."""
     takes_new: bool = True
-    """A shape that no kind lists belongs to the first kind whose shapes have as many numbers."""
+    """A shape that no kind lists goes to the first kind whose shapes have equally many numbers."""
     completed: Callable[[Shape], Shape] = lambda shape: shape
     """Completes a requested shape."""
 

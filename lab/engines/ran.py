@@ -43,5 +43,5 @@ def ran() -> str:
 
 
 def _has_plugin(run: Mapping[str, Any]) -> bool:
-    """Tell whether the plugin computed a run. Some files name it `ours`, and count its calls."""
+    """Tell whether the plugin computed a run. Some files say so only by counting the plugin's calls."""
     return run["who"].startswith("plugin") or any(call.startswith("plugin's") for call in run.get("calls", ()))

@@ -89,7 +89,7 @@ def numbers_of(config: FewConfig, w: Rows) -> Tensor:
 
 @dataclass(frozen=True)
 class FewTrial(Trial):
-    """One product of random routes; `n` columns of its rows."""
+    """One product with random routes; `n` is the number of a row's columns."""
 
     kernel = KERNEL
     config: FewConfig

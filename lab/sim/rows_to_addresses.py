@@ -60,7 +60,7 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: Problem, **how: 
 
 
 def _check_untouched(found: list[Tensor], place: Tensor, on_peer: Tensor, n: int) -> None:
-    """Raise if anything was written behind a row's columns, or at a place of no row."""
+    """Raise if anything was written behind a row's columns, or where no row belongs."""
     for rank, results in enumerate(found):
         places = place[on_peer if rank else ~on_peer]
         is_used = torch.zeros(len(results), dtype=torch.bool)
@@ -71,7 +71,7 @@ def _check_untouched(found: list[Tensor], place: Tensor, on_peer: Tensor, n: int
 
 @dataclass(frozen=True)
 class AddressesTrial(Trial):
-    """One configuration, sizes of groups, and rows without one behind them."""
+    """One configuration, sizes of groups, and rows without a group behind them."""
 
     kernel: ClassVar[Kernel[Any]] = FP8_GEMM
     config: Any

@@ -162,7 +162,7 @@ def test_what_is_not_finite_becomes_one_byte_and_leaves_scales_alone(cast: Cast,
     assert torch.equal(values.float()[x.isfinite()], expected_values.float()[x.isfinite()])
 
 
-# The least that a block counts as
+# min_amax, the least maximum of a block
 
 
 @every_cast
@@ -174,7 +174,7 @@ def test_each_block_counts_as_at_least_min_amax(cast: Cast, use_ue8m0: bool, min
     x[5, 200] = torch.nan
     values, scales = cast.function(x, use_ue8m0, min_amax=min_amax)
     amax = block_maxima(x.nan_to_num(0.0), cast.block()).clamp_min(min_amax)
-    # A block of one number of this magnitude has the scale that is wanted.
+    # The expected scale is the scale of a block that holds this maximum alone.
     _, wanted = per_block_cast_to_fp8(amax.flatten()[:, None], use_ue8m0, 1)
     assert torch.equal(scales, wanted.view(scales.shape))
     quotients = (x.double() / spread(scales, cast.block(), x.shape)).float()

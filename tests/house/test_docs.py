@@ -156,7 +156,13 @@ def test_code_on_the_page_of_layers_is_right(capsys: pytest.CaptureFixture[str])
     assert are_equal == ["True"] * 7
 
 
-@pytest.mark.parametrize("name", ["draw_gains", "draw_layers", "draw_layouts", "draw_training"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("draw_gains", "draw_layers", "draw_layouts", "draw_parity", "draw_swizzle", "draw_training"),
+        pytest.param("draw_ring", marks=pytest.mark.host_compiler),
+    ],
+)
 def test_a_picture_is_what_its_script_draws(name: str) -> None:
     drawing = script(name)
     assert drawing.PICTURE.read_text() == drawing.svg(), f"run: python docs/{name}.py"
@@ -216,6 +222,11 @@ def test_readme_lets_its_reader_run_something_soon_and_states_gains_that_were_me
     us: dict[Any, Any] = {(row.shape, row.contender): row.us for row in steps}
     in_training = geometric_mean(us[shape, BF16] / ours for (shape, who), ours in us.items() if who == OURS)
     assert set(re.findall(r"\d\.\dx", "\n".join(lines))) == {*measured, on_h200[0], on_h200[2], f"{in_training:.1f}x"}
+
+
+@pytest.mark.parametrize("name", ["dense", "decode", "grouped"])
+def test_a_kernel_on_one_page_is_what_its_script_writes(name: str) -> None:
+    assert (DOCS / "learn" / f"{name}.md").read_text() == script("write_kernels").page(name)
 
 
 def test_the_page_of_results_is_what_its_script_writes() -> None:

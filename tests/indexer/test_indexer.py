@@ -283,7 +283,7 @@ def test_entries_behind_the_longest_row_of_logits_may_be_anything() -> None:
 
 
 def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
-    """Lengths of several tokens with room between rows: read as one block they would be other lengths."""
+    """Columns of a wider table are not contiguous: read as one block they would give other lengths."""
     wide = torch.zeros(2, 5, dtype=torch.int32)
     wide[:, :2] = P.contexts
     with pytest.raises(ValueError, match=r"context_lens: expected a contiguous tensor, got strides \(5, 1\)"):

@@ -109,10 +109,10 @@ class Tile(NamedTuple):
 _config = cache(bf16_config)
 
 WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
-"""The one tile whose sums of the slices before lie in store buffers, as registers have no room for them. Alone it takes
-1.3 to 2.3 us more for a slice, 256x128 and 192x160 take 2 to 4; beside FP32 buffers registers are spilled."""
+"""The only tile that keeps sums of earlier slices in store buffers, since its registers have no room for them. A slice
+then takes 1.3 to 2.3 us more, but with 256x128 or 192x160 2 to 4. An FP32 output would spill registers."""
 WIDE_SLICE_US = 1.6
-"""How much longer it takes for each slice but one."""
+"""Extra time of this tile for each slice after the first."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),

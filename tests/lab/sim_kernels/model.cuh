@@ -118,7 +118,7 @@ CASE(accumulators_of_nothing) {
   write_f32(c.out + thread, d[3]);
 }
 
-// 4096 deep. Once: all in the tensor core. Else: 128 deep, 32 times, added up here.
+// Sums 4096 products. `once`: the tensor core adds all of them; else it adds 128 at a time, and the thread adds the 32 sums.
 CASE(accumulate) {
   const bool once = c.x;
   for (uint32_t i = thread; i < 4096; i += 128) {
