@@ -7,8 +7,9 @@
 //   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA, in E4M3 promote --arrive--> empty
 //                          after the last k-block:            accumulators --> activated --> rows
 //
-// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. CTAs share out the units of all
-// experts that are hit in equal parts, whatever the sizes are. An item is up to kMaxUnits units of an expert, multiplied at a time.
+// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. An item is up to kMaxUnits units of an
+// expert, multiplied at a time. CTAs share out the items of all experts that are hit. A slot takes as long to arrive with few units as
+// with many, so it counts how many items a CTA has, and no item ends but where an expert's next one begins.
 //
 // Weights are A of WGMMA, and tokens B. The first product takes all tokens, and the second the rows of the expert and the rows
 // behind them. Columns of other experts are multiplied too, and not stored.
@@ -17,7 +18,7 @@
 // it. Ids are there by then, as the first product lets the second start behind its own wait: when its last weights are asked
 // for, as the second's would take their place in memory's queues.
 #pragma once
-#include "cast/piece.cuh"
+#include "cast/fp8.cuh"
 #include "cast/silu.cuh"
 #include "config.cuh"
 #include "lanes.cuh"
@@ -123,19 +124,17 @@ DEVICE uint32_t find_rows(const ExpertsFewParams& p, SharedStorage& shared) {
 
 // What this CTA multiplies, and how its ring is divided.
 struct Work {
-  uint32_t first, end;  // units, of all that are hit
-  uint32_t item_units, k_blocks;
-  uint32_t a_bytes, stage_bytes, stages;
+  uint32_t item_units, items_of_expert;  // units of an item, but for the last of an expert, which may have fewer
+  uint32_t first, end;                   // items, of all experts that are hit
+  uint32_t k_blocks, a_bytes, stage_bytes, stages;
 
-  // An expert has CTAs of its own if none has more units then: a part of two experts is two items, with fewer bytes under way.
+  // Items are as small as they may be without more of them for a CTA.
   DEVICE Work(const ExpertsFewParams& p, uint32_t num_hit) : k_blocks(ceil_div(p.k, kBlockK)) {
-    const uint32_t total = num_hit * p.units, most = ceil_div(total, ptx::grid_size());  // of a CTA
-    const uint32_t ctas = num_hit == 0 ? 0 : ptx::grid_size() / num_hit;                 // of an expert
-    const bool has_own = ctas != 0 && ceil_div(p.units, ctas) <= most;
-    const uint32_t place = has_own ? ptx::block_index() / ctas : 0;
-    const Part part(has_own ? p.units : total, has_own ? ctas : ptx::grid_size(), ptx::block_index() - place * ctas);
-    first = place * p.units + part.first, end = place < num_hit ? first + part.count : first;
-    item_units = most == 0 ? 1 : ceil_div(most, ceil_div(most, kMaxUnits));
+    const uint32_t items_of_cta = ceil_div(num_hit * ceil_div(p.units, kMaxUnits), ptx::grid_size());
+    item_units = num_hit == 0 ? 1 : ceil_div(p.units, items_of_cta * ptx::grid_size() / num_hit);
+    items_of_expert = ceil_div(p.units, item_units);
+    const Part part(num_hit * items_of_expert, ptx::grid_size(), ptx::block_index());
+    first = part.first, end = part.first + part.count;
     a_bytes = ceil_div(item_units, kUnitsOfWarpgroup) * kWarpgroupBytes;
     stage_bytes = a_bytes + kBBytes;
     stages = kRingBytes / stage_bytes < kMaxStages ? kRingBytes / stage_bytes : kMaxStages;
@@ -144,18 +143,17 @@ struct Work {
 
 // Units of an expert that are multiplied at a time.
 struct Item {
-  uint32_t number, count = 0;  // of the first, among all that are hit; of units, 0 behind the last item
+  uint32_t number, count = 0;  // among the items of all experts that are hit; of units, 0 behind the CTA's last item
   uint32_t unit, in_map;       // the first: in the expert, and in the maps
   uint32_t expert, entry;      // its number, and its tokens and rows
 
   DEVICE Item(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, uint32_t number_) : number(number_) {
     if (number >= work.end) return;
-    const uint32_t place = number / p.units;
+    const uint32_t place = number / work.items_of_expert;
     expert = ptx::ld_shared_b32(&shared.hit[place]);
-    unit = number - place * p.units, in_map = expert * p.units_apart + unit;
+    unit = (number - place * work.items_of_expert) * work.item_units, in_map = expert * p.units_apart + unit;
     entry = ptx::ld_shared_b32(&shared.entry_of[expert]);
-    count = work.end - number < work.item_units ? work.end - number : work.item_units;
-    count = p.units - unit < count ? p.units - unit : count;
+    count = p.units - unit < work.item_units ? p.units - unit : work.item_units;
   }
 
   // The columns of B that are the expert's, a bit each.
@@ -172,7 +170,7 @@ struct Item {
 // Goes through the slots of a CTA: each k-block of each item.
 DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const auto& use) {
   uint32_t stage = 0, parity = 0;
-  for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + item.count)) {
+  for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + 1)) {
 #pragma unroll 1
     for (uint32_t k_block = 0; k_block < work.k_blocks; ++k_block) {
       use(item, k_block, stage, parity);
@@ -195,7 +193,7 @@ DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const
     if (unit < item.count)
       ptx::tma_load_4d(lane < fours ? &p.map_fours : &p.map_w, &shared.full[stage],
                        shared.ring + stage * work.stage_bytes + unit * kUnitBytes, k_block * kBlockK, 0, 0, item.in_map + unit);
-    if (!kIsSecond && item.number + item.count == work.end && k_block == let_at) ptx::griddepcontrol_launch_dependents();
+    if (!kIsSecond && item.number + 1 == work.end && k_block == let_at) ptx::griddepcontrol_launch_dependents();
   };
   for_slots(p, shared, work, load);
 }
@@ -221,7 +219,7 @@ DEVICE uint32_t next_of(uint32_t& columns) {
 
 // Casts B to E4M3, a warp of several. It has 128 columns of a row at a time, which become a column of B for WGMMA.
 struct Caster {
-  static constexpr uint32_t kAtOnce = 4;  // pieces that are on their way
+  static constexpr uint32_t kAtOnce = 4;  // pieces that are cast at a time; all columns of a slot are on their way at a time
   uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
   Divisor of_lane{};  // if a row has one scale: of the column that has the lane's number
 
@@ -239,16 +237,16 @@ struct Caster {
     return piece;
   }
 
-  // Finds the scales of an item's rows. The warps share out k.
+  // Finds the scales of the rows of an item's expert. The warps share out k.
   DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
     for (uint32_t left = item.columns(); left != 0;) {
       const uint32_t column = next_of(left);
       uint32_t keys[1] = {};
-      Piece pieces[kAtOnce];
+      Piece pieces[kColumns];
 #pragma unroll 1
-      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kAtOnce) {
+      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kColumns) {
 #pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = load(p, item, column, k_block + i * kNumBWarps);
+        for (uint32_t i = 0; i < kColumns; ++i) pieces[i] = load(p, item, column, k_block + i * kNumBWarps);
 #pragma unroll
         for (const Piece& piece : pieces) keys[0] = larger_key(keys[0], key_of<false>(piece));
       }
@@ -260,23 +258,34 @@ struct Caster {
 #pragma unroll
     for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + lane % kColumns));
     of_lane = divisor_of<false>(amax, 0.f, false);
-    ptx::bar_sync(1, kNumBWarps * 32);  // before another item's
+    ptx::bar_sync(1, kNumBWarps * 32);  // before another expert's
   }
 
-  // Casts a piece of a column to where WGMMA reads it: rows of 128 bytes whose chunks of 16 are swizzled.
-  DEVICE void cast(float* of_columns, uint8_t* b, uint32_t column, const Piece& piece) const {
-    CastPiece made;
-    if constexpr (kIsByRow) {
-      const Divisor divisor = {ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)};
+  // Casts kAtOnce pieces to where WGMMA reads them: rows of 128 bytes whose chunks of 16 are swizzled. At once, because the
+  // instructions of one piece wait for each other. Returns false, and stores nothing, if kIsOrdinary and a piece is not ordinary.
+  template <bool kIsOrdinary>
+  DEVICE bool cast(float* of_columns, uint8_t* b, const uint32_t* columns, const Piece* pieces) const {
+    Divisor of_pieces = of_lane;
+    if constexpr (!kIsByRow) {
+      uint32_t keys[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) keys[i] = key_of<kIsOrdinary>(pieces[i]);
+      of_pieces = divisor_of<kIsOrdinary>(amax_of(largest_of_team(keys, lane)), 0.f, false);
+      if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_pieces))) return false;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t from = kIsByRow ? columns[i] % kColumns : i, column = columns[i];
+      const Divisor divisor = {ptx::shfl_sync(of_pieces.scale, from), ptx::shfl_sync(of_pieces.reciprocal, from)};
       float quotients[kElements];
 #pragma unroll
-      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(piece, e), divisor);
-      made = {pack_values(quotients), divisor.scale};
-    } else {
-      made = cast_piece(piece, lane);
+      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(pieces[i], e), divisor);
+      const Values values = pack_values(quotients);
+      if (column == 32) continue;
+      if (lane == 0) ptx::st_shared_f32(of_columns + column, divisor.scale);
+      ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), values.words[0]);
     }
-    if (lane == 0) ptx::st_shared_f32(of_columns + column, made.scale);
-    ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), made.values.words[0]);
+    return true;
   }
 };
 static_assert(kLanes == 32, "a warp has 128 columns");
@@ -284,7 +293,7 @@ static_assert(kLanes == 32, "a warp has 128 columns");
 // A warp: every kNumBWarps-th k-block. Scales of weights come beside B, and before the kernel ahead has ended.
 DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   Caster caster;
-  uint32_t slot = 0;
+  uint32_t slot = 0, of_expert = ~0u;
   const auto cast = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     const uint32_t unit = caster.lane / 2, half = caster.lane % 2;
     uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
@@ -292,20 +301,22 @@ DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
     float of_unit = 0;
     if (!kIsByRow && is_own && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
     if constexpr (kIsSecond) ptx::griddepcontrol_wait();
-    if (kIsByRow && k_block == 0) caster.find_scales(p, shared, work, item);
+    if (kIsByRow && item.expert != of_expert) caster.find_scales(p, shared, work, item);
+    of_expert = item.expert;
     if (!is_own) return;
-    for (uint32_t left = item.columns(); left != 0;) {
-      uint32_t columns[Caster::kAtOnce];
-      Piece pieces[Caster::kAtOnce];
+    uint32_t left = item.columns(), columns[kColumns];
+    Piece pieces[kColumns];
 #pragma unroll
-      for (uint32_t i = 0; i < Caster::kAtOnce; ++i) {
-        columns[i] = next_of(left);
-        pieces[i] = caster.load(p, item, columns[i], k_block);
-      }
-      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+    for (uint32_t i = 0; i < kColumns; ++i) {
+      columns[i] = next_of(left);
+      pieces[i] = caster.load(p, item, columns[i], k_block);
+    }
+    ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
 #pragma unroll
-      for (uint32_t i = 0; i < Caster::kAtOnce; ++i)
-        if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns[i], pieces[i]);
+    for (uint32_t i = 0; i < kColumns; i += Caster::kAtOnce) {
+      if (columns[i] == 32) continue;
+      if (kIsByRow || !caster.cast<true>(shared.of_columns[stage], to, columns + i, pieces + i))
+        caster.cast<false>(shared.of_columns[stage], to, columns + i, pieces + i);
     }
     if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
     ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
