@@ -13,6 +13,7 @@
 #include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
+#include "work/beside.cuh"
 #include "work/layout.cuh"
 #include "work/padding.cuh"
 #include "work/tile_queue.cuh"
@@ -42,14 +43,18 @@ struct Tile {
   uint32_t end_m;  // where the group's rows end
   uint32_t group;
   bool is_narrow = false;  // it is only the first kUnitN columns
-  uint32_t stored_before = 0;  // how many of its first rows the tile above stores, with kToAddresses
+  uint32_t moved_up = 0;   // by how many rows: the tile above has them too; with kKnowsMoves
 };
 
 using TileToLoad = Tile;
 
-// A tile's last word in the queue holds the group, then `stored_before`. Its highest bit says whether the tile is narrow.
-constexpr uint32_t kGroupBits = kToAddresses ? 24 : 31;
-static_assert(!kToAddresses || kBlockM <= 128, "a count of rows in 7 bits");
+// A tile's last word in the queue holds the group, then `moved_up`. Its highest bit says whether the tile is narrow.
+constexpr bool kKnowsMoves = kMayRunBeside;
+constexpr uint32_t kGroupBits = kKnowsMoves ? 24 : 31;
+static_assert(!kKnowsMoves || kBlockM <= 128, "a count of rows in 7 bits");
+
+// Tiles that a CTA takes ahead of the others' last, where it runs beside the product whose rows it reads.
+constexpr uint32_t kClaimedAhead = 2;
 
 // Marks the end of the tiles: any other tile ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
@@ -73,7 +78,10 @@ struct Tiles {
   // By the loading thread.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
-    for (Tile tile; take<false>(tile);) load(tile);
+    for (Tile tile; take<false>(tile);) {
+      if (kToAddresses && runs_beside(p)) ptx::fence_proxy_async_global();  // TMA is going to read rows that threads have stored
+      load(tile);
+    }
   }
 
   // By the producer's other warps: one finds the tiles, and hands them out.
@@ -94,7 +102,7 @@ struct Tiles {
   DEVICE void deal(const Tile& tile) {
     if (ptx::lane_index() == 0)
       storage.queue.deal(number, {tile.row_m, tile.row_n, tile.end_m,
-                          tile.group | tile.stored_before << kGroupBits | static_cast<uint32_t>(tile.is_narrow) << 31});
+                          tile.group | tile.moved_up << kGroupBits | static_cast<uint32_t>(tile.is_narrow) << 31});
     ptx::syncwarp();
     ++number;
   }
@@ -107,7 +115,7 @@ struct Tiles {
     if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
       words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
     tile = {words.x, words.y, words.z, words.w & ((1u << kGroupBits) - 1), words.w >> 31 != 0};
-    if constexpr (kToAddresses) tile.stored_before = words.w >> kGroupBits & 127;
+    if constexpr (kKnowsMoves) tile.moved_up = words.w >> kGroupBits & 127;
     storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
     ++number;
     return tile.end_m != kNoMoreTiles.end_m;
@@ -117,6 +125,10 @@ struct Tiles {
 
   DEVICE bool find_next(Tile& tile) {
     FoundTile found{};
+    if (kToAddresses && runs_beside(p)) {
+      if (number >= kClaimedAhead) storage.queue.wait_until_taken(number - kClaimedAhead);
+      next_tile = claim_tile(p);
+    }
     if (!find(p.groups, found)) return false;
     rows = found.stretch.end - found.stretch.first;
     tiles_m = found.stretch.tiles_m();
@@ -127,7 +139,8 @@ struct Tiles {
     const uint32_t rows_of_units = ceil_div(rows - tile.row_m, 64) * 64;
     const uint32_t height = kHasShortTiles && rows_of_units < kBlockM ? rows_of_units : kBlockM;
     move_up(tile.row_m, rows, height);
-    if constexpr (kToAddresses) tile.stored_before = index.m * kBlockM - tile.row_m;
+    if constexpr (kKnowsMoves) tile.moved_up = index.m * kBlockM - tile.row_m;
+    if (kToAddresses && runs_beside(p)) wait_until_stored(p, found.stretch, tile.row_m, tile.row_m + kBlockM < rows ? tile.row_m + kBlockM : rows);
     tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
     if (found.is_second_half) tile.row_n += kUnitN;  // past the last column of D perhaps
     tile.is_narrow = found.is_half;

@@ -1,6 +1,7 @@
 // Rows of groups whose product, of gate and up, is activated. D holds the FP8 values, or BF16 where there are no scales.
 #pragma once
 #include "params.cuh"
+#include "work/beside.cuh"
 #include "work/layout.cuh"
 
 struct Activation {
@@ -21,4 +22,5 @@ DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {
 struct Params : Product {
   Groups groups;
   Activation activation;
+  Beside beside;  // with the product of these activations
 };

@@ -32,6 +32,10 @@ struct TileQueue {
     ptx::mbarrier_arrive(&full[slot]);
   }
 
+  DEVICE void wait_until_taken(uint32_t number) {
+    ptx::mbarrier_wait_parity(&empty[number % kTileSlots], number / kTileSlots & 1);
+  }
+
   DEVICE void wait_until_dealt(uint32_t number) {
     ptx::mbarrier_wait_parity(&full[number % kTileSlots], number / kTileSlots & 1);
   }
