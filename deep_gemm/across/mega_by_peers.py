@@ -29,7 +29,6 @@ from ..core.replay import FIXED
 from ..core.settings import get_compile_mode
 from ..gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
 from ..gemm import beside
-from ..gemm.beside import num_counts
 from ..gemm.ask.silu import activated
 from ..gemm.packed import is_taken_as_it_lies
 from ..moe import gather_weighted
@@ -108,7 +107,7 @@ def _answer(
         rows = stack_routes(ids, node.experts)
         weights = empty("weights of rows", (sizes.rows,), torch.float32, y.device)
         addresses = empty("addresses of results", (sizes.rows,), torch.int64, y.device)
-        counts_of_blocks = empty("counts of blocks", (num_counts(sizes.rows, sizes.here),), torch.int32, y.device)
+        counts_of_blocks = empty("counts of blocks", (beside.num_counts(sizes.rows, sizes.here),), torch.int32, y.device)
         gathered = Gathered(tensors.l1_acts, tensors.l1_acts_sf, weights, addresses, counts_of_blocks)
         gather_rows.run(node, rows, gathered)
         a, middle = (tensors.l1_acts, tensors.l1_acts_sf), (tensors.l2_acts, tensors.l2_acts_sf)
