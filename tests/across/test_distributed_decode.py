@@ -243,7 +243,7 @@ def test_a_record_launches_what_the_call_itself_does(
         launches = seen.by_record_as_without(partial(layer.decode, *one))
         assert [kernel for kernel, *_ in launches] == [*ALL[:4], *more, *ALL[4:]]
         starts_beside = [kernel for kernel, *_, is_dependent in launches if is_dependent]
-        assert starts_beside == (["fp8_gemm_rows"] if form == "many" else [])
+        assert starts_beside == (["fp8_gemm_rows"] if form == "activated" else [])
 
 
 def test_rows_may_lie_apart(node: Node, layer: Experts, seen: Seen) -> None:
