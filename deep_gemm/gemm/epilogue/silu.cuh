@@ -98,7 +98,7 @@ struct Output {
   DEVICE void count_stored(const Beside& beside, const Tile& tile) const {
     ptx::syncwarp();  // all lanes have stored
     if (ptx::lane_index() != 0) return;
-    uint32_t* const count = count_of_block(beside, tile.row_m + tile.moved_up, tile.group, kBlockM);
+    uint32_t* const count = count_of_block(beside, tile.row_m + tile.stored_before, tile.group, kBlockM);
     ptx::red_release_gpu_add_b32(count, tile.is_narrow ? 1 : 2);
   }
 

@@ -49,7 +49,7 @@ struct RowsToStore {
     for (uint32_t i = 0; i < ceil_div(kRows, 32); ++i) {
       const uint32_t row_of_part = i * 32 + ptx::lane_index(), row = first_row + row_of_part, row_m = tile.row_m + row;
       addresses[i] = {0, 0};
-      if (row_of_part < kRows && row >= tile.moved_up && row_m < tile.end_m)
+      if (row_of_part < kRows && row >= tile.stored_before && row_m < tile.end_m)
         addresses[i] = ptx::ld_global_v2_b32(p.d + uint64_t{row_m} * 8);
     }
   }

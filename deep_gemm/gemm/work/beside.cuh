@@ -36,14 +36,15 @@ DEVICE uint32_t claim_tile(const auto& p) {
   return ptx::shfl_sync(claimed, 0);
 }
 
-// By the dealing warp: waits until rows `from` to `end` of a stretch are stored. The first's last tile may be moved up, and then
-// stores rows of the block before again.
-DEVICE void wait_until_stored(const auto& p, const auto& stretch, uint32_t from, uint32_t end) {
+// By the dealing warp: waits until the rows of a tile from row `from` of a stretch on are stored. The first's last tile may be
+// moved up, and then stores rows of the block before again.
+DEVICE void wait_until_stored(const auto& p, const auto& stretch, uint32_t from) {
   if constexpr (kMayRunBeside) {
     const Beside& b = p.beside;
     const uint32_t rows = stretch.end - stretch.first, last = (rows - 1) / b.block_rows;
     const uint32_t needed = b.arrivals * ceil_div(rows < b.block_rows ? rows : b.block_rows, 64);
-    uint32_t end_block = (end - 1) / b.block_rows;
+    const uint32_t last_row = from + kBlockM < rows ? from + kBlockM - 1 : rows - 1;
+    uint32_t end_block = last_row / b.block_rows;
     if (end_block + 1 == last && rows % b.block_rows != 0) end_block = last;
     for (uint32_t block = from / b.block_rows + ptx::lane_index(); block <= end_block; block += 32) {
       const uint32_t* const count = count_of_block(b, stretch.first + block * b.block_rows, stretch.group, b.block_rows);

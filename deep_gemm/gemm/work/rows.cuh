@@ -43,17 +43,16 @@ struct Tile {
   uint32_t end_m;  // where the group's rows end
   uint32_t group;
   bool is_narrow = false;  // it is only the first kUnitN columns
-  uint32_t moved_up = 0;   // by how many rows: the tile above has them too; with kKnowsMoves
+  uint32_t stored_before = 0;  // how many of its first rows the tile above stores, with kMayRunBeside
 };
 
 using TileToLoad = Tile;
 
-// A tile's last word in the queue holds the group, then `moved_up`. Its highest bit says whether the tile is narrow.
-constexpr bool kKnowsMoves = kMayRunBeside;
-constexpr uint32_t kGroupBits = kKnowsMoves ? 24 : 31;
-static_assert(!kKnowsMoves || kBlockM <= 128, "a count of rows in 7 bits");
+// A tile's last word in the queue holds the group, then `stored_before`. Its highest bit says whether the tile is narrow.
+constexpr uint32_t kGroupBits = kMayRunBeside ? 24 : 31;
+static_assert(!kMayRunBeside || kBlockM <= 128, "a count of rows in 7 bits");
 
-// Tiles that a CTA takes ahead of the others' last, where it runs beside the product whose rows it reads.
+// A CTA beside the product whose rows it reads takes so few tiles ahead, as others may be idle when that product ends.
 constexpr uint32_t kClaimedAhead = 2;
 
 // Marks the end of the tiles: any other tile ends behind a row.
@@ -102,7 +101,7 @@ struct Tiles {
   DEVICE void deal(const Tile& tile) {
     if (ptx::lane_index() == 0)
       storage.queue.deal(number, {tile.row_m, tile.row_n, tile.end_m,
-                          tile.group | tile.moved_up << kGroupBits | static_cast<uint32_t>(tile.is_narrow) << 31});
+                          tile.group | tile.stored_before << kGroupBits | static_cast<uint32_t>(tile.is_narrow) << 31});
     ptx::syncwarp();
     ++number;
   }
@@ -115,7 +114,7 @@ struct Tiles {
     if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
       words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
     tile = {words.x, words.y, words.z, words.w & ((1u << kGroupBits) - 1), words.w >> 31 != 0};
-    if constexpr (kKnowsMoves) tile.moved_up = words.w >> kGroupBits & 127;
+    if constexpr (kMayRunBeside) tile.stored_before = words.w >> kGroupBits & 127;
     storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
     ++number;
     return tile.end_m != kNoMoreTiles.end_m;
@@ -139,8 +138,8 @@ struct Tiles {
     const uint32_t rows_of_units = ceil_div(rows - tile.row_m, 64) * 64;
     const uint32_t height = kHasShortTiles && rows_of_units < kBlockM ? rows_of_units : kBlockM;
     move_up(tile.row_m, rows, height);
-    if constexpr (kKnowsMoves) tile.moved_up = index.m * kBlockM - tile.row_m;
-    if (kToAddresses && runs_beside(p)) wait_until_stored(p, found.stretch, tile.row_m, tile.row_m + kBlockM < rows ? tile.row_m + kBlockM : rows);
+    if constexpr (kMayRunBeside) tile.stored_before = index.m * kBlockM - tile.row_m;
+    if (kToAddresses && runs_beside(p)) wait_until_stored(p, found.stretch, tile.row_m);
     tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
     if (found.is_second_half) tile.row_n += kUnitN;  // past the last column of D perhaps
     tile.is_narrow = found.is_half;
