@@ -27,7 +27,6 @@ from ..core.check.memory import empty
 from ..core.gpu import is_hopper
 from ..core.meeting import STATE_WORDS, Node, Room
 from ..core.replay import FIXED
-from ..gemm import beside
 from ..gemm.ask.silu import activated
 from ..gemm.packed import is_packed
 from ..moe import gather_weighted
@@ -106,17 +105,18 @@ def _decoded(
     values = empty("rows of experts", (count, hidden), torch.float8_e4m3fn, device)
     scales = empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
-    if is_packed(w1) or not activates_in_product(count, w1[0].shape[1] // 2):
-        gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses))
+    is_activated = not is_packed(w1) and activates_in_product(count, w2[0].shape[2])
+    counts = rows_to_addresses.counts_of(node, count) if is_activated else None
+    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
+    if not is_activated:
         middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), by_ends=True)
         rows_to_addresses.run(middle, w2, rows.ends, addresses)
     else:
-        counts = empty("counts of blocks", (beside.num_counts(count, node.experts),), torch.int32, device)
-        gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
         d = empty("activations", (count, w2[0].shape[2]), values.dtype, device)
         middle = d, empty_scales((count,), d.shape[1], d, mn_major=True)
         first = activated((values, scales), w1, middle, rows.ends, None, limit, gates_apart=True)
-        beside.run(first, rows_to_addresses.problem(middle, w2, addresses, rows.ends), counts)
+        second = rows_to_addresses.problem(middle, w2, addresses, rows.ends)
+        rows_to_addresses.run_both(first, second, counts)
     meet_ranks.run(node, x.get_device())
     made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
     gather_weighted.run(results, result_of, topk_weights.contiguous(), made)

@@ -28,7 +28,6 @@ from ..core.meeting import Node, Room
 from ..core.replay import FIXED
 from ..core.settings import get_compile_mode
 from ..gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
-from ..gemm import beside
 from ..gemm.ask.silu import activated
 from ..gemm.packed import is_taken_as_it_lies
 from ..moe import gather_weighted
@@ -107,8 +106,8 @@ def _answer(
         rows = stack_routes(ids, node.experts)
         weights = empty("weights of rows", (sizes.rows,), torch.float32, y.device)
         addresses = empty("addresses of results", (sizes.rows,), torch.int64, y.device)
-        counts_of_blocks = empty("counts of blocks", (beside.num_counts(sizes.rows, sizes.here),), torch.int32, y.device)
-        gathered = Gathered(tensors.l1_acts, tensors.l1_acts_sf, weights, addresses, counts_of_blocks)
+        stored = None if is_fp4 else rows_to_addresses.counts_of(node, sizes.rows)
+        gathered = Gathered(tensors.l1_acts, tensors.l1_acts_sf, weights, addresses, stored)
         gather_rows.run(node, rows, gathered)
         a, middle = (tensors.l1_acts, tensors.l1_acts_sf), (tensors.l2_acts, tensors.l2_acts_sf)
         if is_fp4:
@@ -123,7 +122,7 @@ def _answer(
         else:
             first = activated(a, p.l1, middle, rows.ends, weights, limit)
             second = rows_to_addresses.problem(middle, p.l2, addresses, rows.ends, of_a=PER_64)
-            beside.run(first, second, counts_of_blocks)
+            rows_to_addresses.run_both(first, second, stored)
         meet_ranks.run(node, y.get_device())
         gather_weighted.run(results, result_of[: y.shape[0]], None, y)
     return None if counts is None else rows.counts

@@ -17,7 +17,7 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
-#include "work/beside.cuh"
+#include "work/tile_queue.cuh"
 #include "params_layout.cuh"  // asserts that Params lies as core/params.py packs it
 
 struct RoleStorage : ConvertStorage {  // which may be empty

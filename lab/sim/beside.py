@@ -1,4 +1,4 @@
-"""Two products beside each other in the simulator, where each is a rank: they take turns, and one of them may be slow."""
+"""Two products beside each other in the simulator. Each is a rank: they take turns, and one of them may be slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deep_gemm.across import rows_to_addresses
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.shadow import launching_into
 from deep_gemm.core.sources import cuda_sources
-from deep_gemm.gemm import beside, launch
+from deep_gemm.gemm import launch
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 
@@ -79,7 +79,7 @@ class BesideTrial(AddressesTrial):
         p = launch.prepared(random_problem(self.sizes, 2 * self.k, self.hidden, self.seed, **sizes), self.first)
         w, sfw = random_weight(len(self.sizes), self.n, self.k, torch.Generator().manual_seed(self.seed + 1))
         out = torch.full((len(p.a), self.n), CANARY, dtype=torch.bfloat16)
-        counts = torch.zeros(beside.num_counts(len(p.a), len(self.sizes)), dtype=torch.int32)
+        counts = torch.zeros(1 + len(p.a) // 64 + 1 + len(self.sizes), dtype=torch.int32)
         names = {name: getattr(p, name) for name in ("a", "sfa", "b", "sfb", "c", "row_weights", "d", "scales")}
         names |= {"w": w, "sfw": sfw, "out": out, "stored": counts[1:], "next_tile": counts[:1]}
         names |= {"addresses": torch.zeros(len(p.a), dtype=torch.int64)}
@@ -97,7 +97,8 @@ class BesideTrial(AddressesTrial):
         places = {name: at[name] for name in ("stored", "next_tile")}
         into = _Into(kernels, [])
         with launching_into(into):
-            beside.start(first, second, (self.first, self.config), places, simulation.num_sms, self.sms_of_first)
+            configs = self.first, self.config
+            rows_to_addresses.start_both(first, second, configs, places, simulation.num_sms, self.sms_of_first)
         if is_beside:
             run_ranks(simulation, into.kept)
         else:

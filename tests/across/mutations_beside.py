@@ -22,7 +22,7 @@ TRIALS = [
     BesideTrial(BY_128, 72, 128, 7, "slow_warps", (130, 70), 3, first=OF_HALVES),
     BesideTrial(BY_64, 264, 128, 23, "slow_lanes", (129,), 3, first=NARROW, sms_of_first=1),
 ]
-_BESIDE, _SILU, _WORK = "work/beside.cuh", "epilogue/silu.cuh", "work/rows.cuh"
+_BESIDE, _SILU, _WORK = "work/tile_queue.cuh", "epilogue/silu.cuh", "work/rows.cuh"
 MUTATIONS = [
     Mutation("counts release nothing", _SILU, "ptx::red_release_gpu_add_b32(count, ", "ptx::atom_add(count, "),
     Mutation("a lane counts ahead of the others' stores", _SILU, "    ptx::syncwarp();  // all lanes have stored\n", ""),
@@ -36,4 +36,4 @@ MUTATIONS = [
     Mutation("a tile counts where it begins", _SILU, "tile.row_m + tile.stored_before,", "tile.row_m,"),
     Mutation("halves count as whole tiles", _SILU, "tile.is_narrow ? 1 : 2", "2"),
     Mutation("all CTAs take the first tiles", _BESIDE, "ptx::atom_add(p.beside.next_tile, 1)", "ptx::ld_relaxed_gpu_b32(p.beside.next_tile)"),
-]
+]  # fmt: skip

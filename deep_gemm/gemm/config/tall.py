@@ -304,11 +304,6 @@ class GemmConfig(Config, Output):
         return self.work.groups_rows and has_halves and can_be_cut
 
     @property
-    def may_run_beside(self) -> bool:
-        """Tell whether the kernel can be either of two products that run beside each other: gemm/work/beside.cuh."""
-        return self.epilogue.has_row_addresses or (self.epilogue.activates and not self.epilogue.by_tma)
-
-    @property
     def units_of_part(self) -> int:
         """Units that a warpgroup computes of a short or narrow tile: its first ones. 0 if all tiles are whole."""
         return self.units_along_n if self.has_short_tiles else 1 if self.cuts_last_tiles else 0
@@ -484,8 +479,7 @@ class GemmConfig(Config, Output):
         scales = "by_chunk" if self.has_chunks else scales
         scales = "by_slot" if self.converts_b else "by_halves" if epilogue.activates else scales
         convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
-        params = "_silu" if epilogue.activates else "_to_addresses" if epilogue.has_row_addresses else ""
-        of_rows = {"ROWS_PARAMS": f"work/rows{params}_params.cuh"} if work.groups_rows else {}
+        of_rows = {"ROWS_PARAMS": f"work/rows{epilogue.params}_params.cuh"} if work.groups_rows else {}
         gates = {} if epilogue.gates in (None, stores) else {"GATES": f"epilogue/{epilogue.gates}.cuh"}
         return {
             "DESTINATION": f"epilogue/{epilogue.destination}.cuh",
@@ -543,7 +537,7 @@ class GemmConfig(Config, Output):
             "kSfbIsPerRow": self.loads_sfb,
             "kSkipsMid": epilogue.skips_mid,
             "kToAddresses": epilogue.has_row_addresses,
-            "kMayRunBeside": self.may_run_beside,
+            "kMayRunBeside": epilogue.may_run_beside,
             "kLoopsInBatches": not work.is_along_k,
             "kLoadsScalesByAddress": work.is_along_k,
         }

@@ -13,7 +13,6 @@
 #include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
-#include "work/beside.cuh"
 #include "work/layout.cuh"
 #include "work/padding.cuh"
 #include "work/tile_queue.cuh"
