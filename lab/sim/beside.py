@@ -74,9 +74,10 @@ class BesideTrial(AddressesTrial):
     def rows(self, kernels: Mapping[Any, HostKernel], *, is_beside: bool) -> Tensor:
         """Give the rows that both products store, as numbers of 16 bits."""
         assert self.first is not None
+        assert self.config.sfa is not None
         apart = self.first.epilogue.gates_apart
-        sizes = {"limit": None, "behind": self.behind, "gates_apart": apart}
-        p = launch.prepared(random_problem(self.sizes, 2 * self.k, self.hidden, self.seed, **sizes), self.first)
+        problem = random_problem(self.sizes, 2 * self.k, self.hidden, self.seed, behind=self.behind, gates_apart=apart)
+        p = launch.prepared(problem, self.first)
         w, sfw = random_weight(len(self.sizes), self.n, self.k, torch.Generator().manual_seed(self.seed + 1))
         out = torch.full((len(p.a), self.n), CANARY, dtype=torch.bfloat16)
         counts = torch.zeros(1 + len(p.a) // 64 + 1 + len(self.sizes), dtype=torch.int32)
@@ -91,7 +92,8 @@ class BesideTrial(AddressesTrial):
         )
         at = {name: simulation.tensor(name, x) for name, x in names.items()}
         at["addresses"].copy_(at["out"].data_ptr() + torch.arange(len(p.a)) * self.n * 2)
-        first = p._replace(**{name: at[name] for name in names if name in p._fields})
+        placed: dict[str, Any] = {name: at[name] for name in names if name in p._fields}
+        first = p._replace(**placed)
         operands = (first.d, first.scales), (at["w"], at["sfw"]), at["addresses"], first.c
         second = rows_to_addresses.problem(*operands, of_a=self.config.sfa)
         places = {name: at[name] for name in ("stored", "next_tile")}

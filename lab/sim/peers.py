@@ -128,7 +128,8 @@ def launches_of(
             launches.append(KernelLaunch(own_kernel("keep_room"), [params], 64, 0, 1))
             memory = simulation.tensor(f"room {rank}", torch.empty(room.num_bytes, dtype=torch.uint8))
             values, sfa, *more = gathered_of(sizes)
-            of_rows = (at(name, each) for name, each in zip(Gathered._fields[2:], more, strict=True))
+            rest = zip(Gathered._fields[2:], more, strict=True)
+            of_rows = (at(name, each) for name, each in rest if each is not None)
             placed = at("values", values), at("sfa", sfa.t()).t(), *of_rows
             of_experts = call.rows._replace(**{name: at(name, getattr(call.rows, name)) for name in ROWS})
             grid = gather_rows.grid(gather, len(of_experts.row_of), *values.shape)
