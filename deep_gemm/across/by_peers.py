@@ -106,7 +106,7 @@ def _decoded(
     scales = empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
     is_activated = not is_packed(w1) and activates_in_product(count, w2[0].shape[2])
-    counts = rows_to_addresses.counts_of(node, count) if is_activated else None
+    counts = rows_to_addresses.counts_of(node, count) if is_activated and not is_packed(w2) else None
     gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
     if not is_activated:
         middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), by_ends=True)

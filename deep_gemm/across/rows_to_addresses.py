@@ -82,14 +82,15 @@ def counts_of(node: Node, rows: int) -> Tensor | None:
 def run_both(first: Problem, second: Problem, counts: Tensor | None) -> None:
     """Compute two products of the same rows: beside each other if there are counts, else one after the other.
 
-    The D and the scales of `first` are the A of `second`, whose D are addresses.
+    The D and the scales of `first` are the A of `second`, whose D are addresses. Where products have to leave SMs to
+    others, two at once would use them too.
     """
-    if counts is None:
+    gpu = gpu_of(first.d.get_device())
+    num_sms = num_sms_of(gpu.num_sms)
+    if counts is None or num_sms < gpu.num_sms:
         launch.run(first)
         launch.run(second)
         return
-    gpu = gpu_of(first.d.get_device())
-    num_sms = num_sms_of(gpu.num_sms)
     configs = launch.fitting(None, first, gpu), launch.fitting(None, second, gpu)
     places = {"stored": Behind(counts, WORD_BYTES), "next_tile": counts}
     start_both(first, second, configs, places, num_sms, max(1, round(num_sms * FIRST_PART)))
