@@ -35,12 +35,15 @@ OUTPUTS = {
     for each in (OUTPUT, OUTPUT_BY_64, Output(work=ENDS, epilogue=TO_ADDRESSES, b=E2M1, sfb=MX))
 }
 """Outputs by the scales of A and B."""
-LEAST_RANKS, LEAST_TOKENS = 4, 1024
-"""Ranks, and tokens of each that there is room for, from which on both products run beside each other (four H200)."""
-FIRST_PART = 0.72
-"""The part of the SMs that the first product gets: it has two thirds of both products' work, and activates."""
-COUNTS_OF_WARP, WARPS = 2, 4
-"""Counts of a warp that has stored its rows of a whole tile, and warps that have 64 rows together."""
+LEAST_RANKS = 2
+"""Both products run beside each other on at least this many ranks: a single one has no link to keep busy."""
+FIRST_PART = 8 / 11
+"""The first product's part of the SMs: it has two thirds of both products' work, and activates. 92 to 104 of 132 take
+as long (two and four H200, 2026-11-29)."""
+COUNTS_OF_TILE = 2
+"""Counts of a warp that has stored its rows of a whole tile."""
+WARPS = 4
+"""Warps that store 64 rows of a tile."""
 
 
 def run(a: Operand, w: Operand, ends: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:
@@ -73,7 +76,7 @@ def counts_of(node: Node, rows: int) -> Tensor | None:
 
     They are zeros when the first product starts: its next tile, and for each block of rows the parts that are stored.
     """
-    if node.room.ranks < LEAST_RANKS or node.room.max_tokens < LEAST_TOKENS:
+    if node.room.ranks < LEAST_RANKS:
         return None
     count = 1 + ceil_div(rows, WGMMA_ROWS) + node.experts
     return empty("counts of stored rows", (count,), torch.int32, node.state.device)
@@ -106,7 +109,7 @@ def start_both(
 ) -> None:
     """Launch both products beside each other. `places` has `stored` and `next_tile` of gemm/work/tile_queue.cuh."""
     of_first, of_second = configs
-    arrivals = ceil_div(first.n, of_first.block_n) * WARPS * COUNTS_OF_WARP
+    arrivals = ceil_div(first.n, of_first.block_n) * WARPS * COUNTS_OF_TILE
     beside = {**places, "block_rows": of_first.block_m, "arrivals": arrivals}
     launch.start(launch.prepared(first, of_first), of_first, sms_of_first, **beside)
     launch.start(launch.prepared(second, of_second), of_second, num_sms, is_dependent=True, **beside)

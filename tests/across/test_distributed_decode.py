@@ -36,8 +36,7 @@ Given = tuple[Tensor, Tensor, Tensor]
 
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
-    for name in ("LEAST_RANKS", "LEAST_TOKENS"):
-        monkeypatch.setattr(rows_to_addresses, name, 1 if form == "beside" else 10**6)
+    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if form == "beside" else 9)
 
 
 @pytest.fixture

@@ -34,9 +34,7 @@ def rows_are_activated(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """Few rows are activated by a kernel of their own, many by the first product: all ways with few."""
     if request.param != "apart":
         monkeypatch.setattr(layers, "MANY_ROWS", 1)
-    if "beside" in request.param:
-        monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1)
-        monkeypatch.setattr(rows_to_addresses, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if "beside" in request.param else 9)
 
 
 @dataclass

@@ -79,8 +79,7 @@ class Node:
 def test_calls_have_the_bits_of_one_process(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, world: int, clamp: float | None
 ) -> None:
-    for name in ("LEAST_RANKS", "LEAST_TOKENS"):
-        monkeypatch.setattr(rows_to_addresses, name, 1 if form == "beside" else 10**6)
+    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if form == "beside" else 9)
     if form == "routes by parts":
         monkeypatch.setattr(route_rows, "PART", 64)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
