@@ -51,7 +51,7 @@ using TileToLoad = Tile;
 constexpr uint32_t kGroupBits = kMayRunBeside ? 24 : 31;
 static_assert(!kMayRunBeside || kBlockM <= 128, "a count of rows in 7 bits");
 
-// A CTA beside the product whose rows it reads takes so few tiles ahead, as others may be idle when that product ends.
+// Tiles that a CTA takes ahead, beside the product whose rows it reads: few, as other CTAs may be idle when that product ends.
 constexpr uint32_t kClaimedAhead = 2;
 
 // Marks the end of the tiles: any other tile ends behind a row.

@@ -75,7 +75,7 @@ inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* 
   });
 }
 
-// Chunks of which a peer has written a word that is not known here yet. They land as other bytes.
+// Chunks with a word that a peer has written and that is not known here yet. They land as other bytes.
 inline std::set<uint64_t> unknown_chunks(const Box& box) {
   std::set<uint64_t> unknown;
   if (machine->launch.other_ranks)
