@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -21,14 +22,17 @@ from torch import Tensor
 from ..casts.gating import Gating
 from ..casts.rules import Rows, empty_scales
 from ..core.call import FREE_ROWS, Function, never, run
+from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, WORD_BYTES
 from ..core.check.memory import empty
 from ..core.check.recipes import PER_ROW
 from ..core.gpu import is_hopper
 from ..core.meeting import STATE_WORDS, Node, Room
 from ..core.replay import FIXED
+from ..gemm.ask.silu import activated
+from ..gemm.packed import is_packed
 from ..moe import gather_weighted
-from ..moe.api import activations_of_rows
+from ..moe.api import activates_in_product, activations_of_rows
 from ..moe.check import present
 from ..moe.routing import stack_routes
 from . import gather_rows, meet_ranks, post_rows, rows_to_addresses
@@ -107,9 +111,19 @@ def _decoded(
     values = empty("rows of experts", (count, hidden), dtype, device)
     scales = None if w1[1] is None else empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
-    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses))
-    middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
-    rows_to_addresses.run(middle, w2, rows.ends, addresses)
+    is_activated = not is_packed(w1) and w1[1] is not None and activates_in_product(count, w2[0].shape[2])
+    counts = rows_to_addresses.counts_of(node, count) if is_activated and not is_packed(w2) else None
+    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
+    if not is_activated:
+        middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
+        rows_to_addresses.run(middle, w2, rows.ends, addresses)
+    else:
+        d = empty("activations", (count, w2[0].shape[2]), values.dtype, device)
+        middle = d, empty_scales((count,), d.shape[1], d, mn_major=True)
+        a, b1, b2 = cast("tuple[Operand, ...]", ((values, scales), w1, w2))
+        first = activated(a, b1, middle, rows.ends, None, limit, gates_apart=True)
+        second = rows_to_addresses.problem(middle, b2, addresses, rows.ends)
+        rows_to_addresses.run_both(first, second, counts)
     meet_ranks.run(node, x.get_device())
     made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
     gather_weighted.run(results, result_of, topk_weights.contiguous(), made)

@@ -18,7 +18,7 @@ from rank_threads import Ranks
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import by_peers, experts
+from deep_gemm.across import by_peers, experts, rows_to_addresses
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
@@ -30,8 +30,13 @@ from deep_gemm.moe.routing import expert_rows, stack_routes
 
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
-FORMS = {"few": ["cast_rows"], "activated": []}
+FORMS = {"few": ["cast_rows"], "activated": [], "beside": []}
 Given = tuple[Tensor, Tensor, Tensor]
+
+
+def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if form == "beside" else 9)
 
 
 @pytest.fixture
@@ -102,7 +107,7 @@ def counts(*names: str) -> dict[str, int]:
 @pytest.mark.few
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256)])
+@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256), ("beside", 256)])
 def test_calls_have_the_bits_of_one_process_by_few_records(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, intermediate: int, world: int, types: Any
 ) -> None:
@@ -111,7 +116,7 @@ def test_calls_have_the_bits_of_one_process_by_few_records(
         monkeypatch.setattr(route_rows, "PART", 32)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
         more = [*more, "count_routes"]
-    monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+    take(form, monkeypatch)
     node, limit = Node(monkeypatch, world, weights_of(world * HERE, intermediate)), None if world == 1 else 1.5
 
     def of_rank(rank: int) -> None:
@@ -154,7 +159,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, world: int, which: str
 ) -> None:
     monkeypatch.setitem(globals(), "HIDDEN", 256)
-    monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+    take(form, monkeypatch)
     node = Node(monkeypatch, world, with_fp4(world * HERE, which))
     more = FORMS["few" if "w1" in which else form]  # of FP4 rows are activated behind the product
 
@@ -277,12 +282,13 @@ def test_a_record_launches_what_the_call_itself_does(
     node: Node, layer: Experts, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for form, more in FORMS.items():
-        monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+        take(form, monkeypatch)
         monkeypatch.setattr(node, "weights", weights_of(HERE, 128))
         layer, one = node.layer(0), given(6, 1, 0)
         launches = seen.by_record_as_without(partial(layer.decode, *one))
         assert [kernel for kernel, *_ in launches] == [*ALL[:4], *more, *ALL[4:]]
-        assert not any(is_dependent for *_, is_dependent in launches)
+        starts_beside = [kernel for kernel, *_, is_dependent in launches if is_dependent]
+        assert starts_beside == (["fp8_gemm_rows"] if form == "beside" else [])
 
 
 def test_rows_may_lie_apart(node: Node, layer: Experts, seen: Seen) -> None:

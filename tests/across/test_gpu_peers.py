@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,13 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import group_of_one, some
 from mega_cases import weights_on_gpu
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm.across import rows_to_addresses
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.message import Arrived, gather, pack, row_bytes
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
@@ -29,11 +34,12 @@ pytestmark = pytest.mark.gpu
 NUM, HIDDEN, INTER, TOPK, MAX_TOKENS, SECONDS = 8, 512, 256, 4, 24, 5.0
 
 
-@pytest.fixture(params=["apart", "in the product"], autouse=True)
+@pytest.fixture(params=["apart", "in the product", "in the product, beside the second"], autouse=True)
 def rows_are_activated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are activated by a kernel of their own, many by the first product: both ways with few."""
-    if request.param == "in the product":
+    """Few rows are activated by a kernel of their own, many by the first product: all ways with few."""
+    if request.param != "apart":
         monkeypatch.setattr(layers, "MANY_ROWS", 1)
+    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if "beside" in request.param else 9)
 
 
 @dataclass
@@ -201,6 +207,54 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     for rank in ranks:
         with pytest.raises(RuntimeError, match="did not come"):
             rank.decode()
+
+
+def process_that_dies(rank: int, store: str, is_dead: Any, heard: Any) -> None:
+    """Call twice as a rank of two. The second one dies between both calls."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", f"file://{store}", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
+    w1, w2 = weights_on_gpu(NUM // 2, HIDDEN, INTER, torch.Generator("cuda").manual_seed(0))
+    layer = Experts(NUM, w1, w2, max_tokens=MAX_TOKENS, peer_memory=True, seconds=1.0)
+    x = torch.ones(rank + 3, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    ids = torch.arange(0, NUM, NUM // TOPK, device="cuda").expand(rank + 3, TOPK).contiguous()
+    p = torch.ones(rank + 3, TOPK, device="cuda")
+    layer.decode(x, ids, p)
+    layer.check()
+    if rank == 1:
+        os._exit(0)
+    assert is_dead.wait(60)
+    begin = time.monotonic()
+    layer.decode(x, ids, p)
+    try:
+        layer.check()
+        heard.put(("no error", 0.0))
+    except RuntimeError as error:
+        heard.put((str(error), time.monotonic() - begin))
+    heard.close()
+    heard.join_thread()
+    os._exit(0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("rows_are_activated", ["apart"], indirect=True)
+def test_a_process_that_dies_is_named_in_time(tmp_path: Path, rows_are_activated: None) -> None:
+    context = multiprocessing.get_context("spawn")
+    is_dead, heard = context.Event(), context.Queue()
+    both = [
+        context.Process(target=process_that_dies, args=(rank, str(tmp_path / "store"), is_dead, heard))
+        for rank in range(2)
+    ]
+    for each in both:
+        each.start()
+    try:
+        both[1].join(120)
+        is_dead.set()
+        message, seconds = heard.get(timeout=60)
+    finally:
+        for each in both:
+            each.kill()
+    assert "rank 1 did not come within 1.0 s" in message
+    assert 1.0 <= seconds < 5.0
 
 
 def test_symmetric_memory_of_a_group_of_one(tmp_path: Path) -> None:

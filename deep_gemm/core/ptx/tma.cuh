@@ -20,6 +20,8 @@ DEVICE void prefetch_tensormap(const TensorMap* map) {
 // Makes this thread's writes to shared memory visible to TMA and WGMMA. Every writing thread needs it, before the
 // barrier that tells the issuing thread. (PTX ISA, "Async proxy".)
 DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same of global memory.
+DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // An access policy for the L2. (PTX ISA, "createpolicy".) Not volatile: one for all loads will do.
 DEVICE uint64_t evict_first_policy() {

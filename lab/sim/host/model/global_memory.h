@@ -135,6 +135,16 @@ uint32_t atom_add(uint32_t* p, uint32_t value) {
 uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) {
   return sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known), sim::learn(known); });
 }
+// Two ranks stand for two kernels on one GPU here.
+void red_release_gpu_add_b32(uint32_t* p, uint32_t value) {
+  sim::add_at_once(p, value, [p](sim::Known& known) {
+    if (!machine->launch.other_ranks) return;
+    sim::tell(known);
+    release_own(known, machine->launch.rank ^ 1);
+    const auto address = reinterpret_cast<uint64_t>(p);
+    *news_at(*find_buffer(address, 4), address) = static_cast<uint8_t>(machine->launch.rank + 1) | kReleased;
+  });
+}
 void st_release_sys_b32(uint32_t* p, uint32_t value) {
   yield();
   store_bytes(global_access(p, 4, true, "st_release_sys_b32"), &value, 4, true);
@@ -144,6 +154,10 @@ uint32_t ld_acquire_sys_b32(const uint32_t* p) {
   const auto address = reinterpret_cast<uint64_t>(global_access(p, 4, false, "ld_acquire_sys_b32"));
   acquire(*find_buffer(address, 4), address);
   return *p;
+}
+uint32_t ld_acquire_gpu_b32(const uint32_t* p) {
+  machine->waits_for_rank = true;
+  return ld_acquire_sys_b32(p);
 }
 uint64_t global_timer() { return machine->now; }
 
