@@ -20,7 +20,7 @@ from ..core.gpu import gpu_of
 from ..core.jit.tensor_map import TensorMap
 from ..core.kernel import CodePlan, Config, Kernel
 from ..core.settings import num_sms_of
-from ..core.shadow import Mapped
+from ..core.shadow import Mapped, least
 from ..core.wgmma_header import wgmma_bf16_header, wgmma_header
 from ..gemm.kinds.output import Operands
 from ..gemm.maps import element_of, operand_map
@@ -29,6 +29,8 @@ from .routing import MAX_PITCH, on_hopper, with_contiguous_rows
 
 MOST_TOKENS = 8
 """Columns of WGMMA. For more tokens six launches take as long (H200, 2026-11-29)."""
+MOST_BYTES = 750_000_000
+"""E4M3 weights that a call reads at most, if each route hits another expert. With more, six launches take less time."""
 SCALES: dict[Operands, Scales] = {(E4M3, PER_ROW, PER_BLOCK): PER_BLOCK, (E4M3, WHOLE, WHOLE): WHOLE}
 """The scales of weights that the kernel takes, by the types and scales of the operands."""
 LINE_BYTES = 128
@@ -114,13 +116,15 @@ KERNEL: Kernel[FewConfig] = Kernel(
 def serves(p: ExpertsProblem) -> bool:
     """Tell whether the kernel computes this: few tokens in BF16, whose rows begin where 16 bytes may.
 
-    Weights are BF16, or E4M3 with scales of 128x128 or of whole rows.
+    Weights are BF16, or E4M3 with scales of 128x128 or of whole rows, not too many of them.
     """
     (tokens, hidden), x = p.x.shape, p.x
+    bytes_of_expert = sum(w.shape[1] * w.shape[2] for w, sf in (p.w1, p.w2) if sf is not None)
     of_both = (p.w1, SCALES.get(p.first)), (p.w2, SCALES.get(p.second))
     return (
         0 < tokens <= MOST_TOKENS
         and p.topk_ids.shape[1] > 0
+        and least(tokens * p.topk_ids.shape[1], p.num_experts) * bytes_of_expert <= MOST_BYTES
         and p.w1_bias is p.w2_bias is None
         and x.dtype == torch.bfloat16
         and on_hopper(x)

@@ -20,7 +20,7 @@ import deep_gemm
 from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.gemm.kinds.works import ENDS, IDS
 from deep_gemm.moe import api as layers
-from deep_gemm.moe import routing
+from deep_gemm.moe import experts_few, routing
 
 EXPERTS, HIDDEN, INTER, TOPK = 6, 272, 144, 3
 ALL = ["route_rows", "cast_rows", "fp8_gemm_rows", "cast_rows", "fp8_gemm_rows", "gather_weighted"]
@@ -184,6 +184,19 @@ def test_layers_that_the_kernel_of_few_tokens_is_not_for_take_the_usual_way(seen
         assert name == "a weight is MN-major" or same_bits(got, right(*given, **more)), name
     seen.cleared()
     assert same_bits(deep_gemm.experts(x, ids, p, w1, w2), right(x, ids, p, w1, w2)) and seen.names == FEW
+
+
+@pytest.mark.parametrize("most", [TOPK - 1, TOPK, EXPERTS])
+@pytest.mark.parametrize("form", ["BF16", "blocks"])
+def test_many_bytes_of_fp8_weights_take_the_usual_way(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, most: int
+) -> None:
+    both = bf16_weights() if form == "BF16" else weights()
+    monkeypatch.setattr(experts_few, "MOST_BYTES", most * 3 * INTER * HIDDEN)
+    for tokens in (1, 2, 5, 1):
+        one, is_few = tokens_of(tokens), form == "BF16" or min(tokens * TOPK, EXPERTS) <= most
+        seen.cleared()
+        assert same_bits(deep_gemm.experts(*one, *both), right(*one, *both)) and seen.names == (FEW if is_few else ALL)
 
 
 @pytest.mark.parametrize("form", ["BF16", "blocks"])
