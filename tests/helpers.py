@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -63,6 +64,7 @@ def module_of(path: Path) -> ModuleType:
     """A script as a module."""
     spec = some(importlib.util.spec_from_file_location(path.stem, path))
     module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look there
     some(spec.loader).exec_module(module)
     return module
 

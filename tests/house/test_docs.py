@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import typer.main
+from helpers import module_of
 
 import deep_gemm
 from deep_gemm.__main__ import app
@@ -77,13 +77,7 @@ HAVE_CODE = [
 
 def script(name: str) -> ModuleType:
     """A script of docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return module_of(DOCS / f"{name}.py")
 
 
 def anchors(page: Path) -> set[str]:
@@ -229,12 +223,9 @@ def test_a_kernel_on_one_page_is_what_its_script_writes(name: str) -> None:
     assert (DOCS / "learn" / f"{name}.md").read_text() == script("write_kernels").page(name)
 
 
-def test_the_page_of_results_is_what_its_script_writes() -> None:
-    assert script("write_results").page() == (DOCS / "results.md").read_text()
-
-
-def test_the_page_of_results_of_layers_is_what_its_script_writes() -> None:
-    assert script("write_layer_results").page() == (DOCS / "layer_results.md").read_text()
+def test_the_pages_of_results_are_what_their_scripts_write() -> None:
+    for writing, page in (("write_results", "results.md"), ("write_layer_results", "layer_results.md")):
+        assert script(writing).page() == (DOCS / page).read_text()
 
 
 def test_the_table_of_compilers_is_what_its_script_writes() -> None:
