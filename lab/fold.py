@@ -1,7 +1,8 @@
 """A kernel of one configuration on one page: constants decide branches and template arguments, and unused code goes.
 
-The page compiles to the machine code of the kernel itself (tests/lab/test_fold.py). PTX wrappers stay in their headers.
-Folding relies on the form of our sources: a template's brackets touch its name, and operators stand between spaces.
+The pages in docs/learn compile to the machine code of the kernels themselves (tests/lab/test_fold.py). In some other
+configurations the compiler puts the same instructions in another order. PTX wrappers stay in their headers. Folding
+relies on the form of our sources: a template's brackets touch its name, and operators stand between spaces.
 """
 
 from __future__ import annotations
@@ -309,7 +310,7 @@ class Folding:
         is_name = source.kinds[i + 1] in ("word", "number") and after not in {".", "->", "(", "[", "::", "{"}
         left = self.value(i - 1, i, hidden) if before in {*ENDS_OF_OPERANDS, "+", "-", "<", ">"} else None
         right = self.value(i + 1, i + 2, hidden) if is_name else None
-        if word == "+=" and right == 0:
+        if word == "+=" and right == 0 and after == ";":
             start = max(at for at in range(i) if self.words[at] in (";", "{", "}")) + 1
             yield source.removed(start, i + 3)
         elif (word in ("*", "/") and right == 1) or (word == "+" and right == 0 and after not in products):
@@ -348,7 +349,9 @@ class Folding:
                 least = sum("=" not in self.words[a:b] for a, b in items)
                 for count in range(least, len(names) + 1) if "..." not in names else [-1]:
                     found.setdefault((node.names[0], count), []).append((names, result) if is_simple else None)
-        return {key: each[0] for key, each in found.items() if each[0] and all(other == each[0] for other in each)}
+        agreed = {key: each[0] for key, each in found.items() if each[0] and all(other == each[0] for other in each)}
+        counts = {name: [n for other, n in found if other == name] for name, _ in found}
+        return {key: each for key, each in agreed.items() if -1 not in counts[key[0]] or len(counts[key[0]]) == 1}
 
     def expand(self, i: int, results: Mapping[tuple[str, int], tuple[list[str], list[str]]]) -> Iterator[Edit]:
         """Put a function's result in place of a call. Arguments that it does not use must have no effects."""
@@ -364,7 +367,7 @@ class Folding:
         dropped = [item for name, item in zip(names + names * len(items), items, strict=False) if name not in result]
         has_effects = any(EFFECTS & {*self.words[a:b]} for a, b in dropped)
         is_plain = "(" in result or all(re.fullmatch(PLAIN, given.get(word, "a")) for word in result)
-        if has_effects or not is_plain or result == [";"]:
+        if has_effects or not is_plain or result == [";"] or self.words[first - 1] in (".", "->", "::"):
             return
         text = "".join(given.get(word, word) + " " * (word == ",") for word in result)
         if text:
