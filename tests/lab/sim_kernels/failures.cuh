@@ -17,7 +17,7 @@ DEVICE ptx::TensorMap* make_map(Case& c) {
   return map;
 }
 
-// Multiplies what lies this far from the tile's beginning, and waits until no more than `kLeft` products are in flight.
+// Multiplies what begins at bytes `a` and `b` of the tile, and waits until at most `kLeft` products are in flight.
 template <uint32_t kLeft>
 DEVICE void multiply(Shared& shared, uint32_t a, uint32_t b) {
   float d[4];
