@@ -411,7 +411,7 @@ class Folding:
         text, value = found.popitem()
         text = text if not found else str(bool(value)).lower() if self.words[first] == "bool" else str(value)
         name, lists = self.words[first + 1], [(node.template or 0, source.items(node.template or 0)), *lists]
-        places = [i for i in range(end, node.end) if self.words[i] == name]
+        places = [i for i in range(end, node.end) if self.words[i] == name and first + 1 < end]
         return [source.replaced(i, i + 1, text) for i in places] + [
             self.without_item(opening, items, number) for opening, items in lists if number < len(items)
         ]
