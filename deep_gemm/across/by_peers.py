@@ -3,7 +3,7 @@
     post_rows:          tokens, cast to FP8 or in BF16 -> this rank's room; which experts want them -> all rooms
     route_rows:         a row for each route to an expert here
     gather_rows:        rooms -> rows of the experts here, and where the result of each row goes
-    rows_to_addresses:  the second product, each row -> the place of its route on the token's rank
+    rows_to_addresses:  the second product, each row -> the place of its route on the token's rank; beside the first one
     meet_ranks, gather_weighted: a token's results, summed up by weight in order of its routes
 
 `Peers` takes addresses, wherever they are from; `connect` gets them from torch's symmetric memory.

@@ -5,7 +5,7 @@
     gather_rows:        rooms -> rows of the experts here, their weights, and where each row's result goes
     the first product:  gate and up, activated, weighted, cast. With FP4 weights it gives
                         gate and up in BF16, and cast_rows does the rest
-    rows_to_addresses:  the second one, each row -> the place of its route on the token's rank
+    rows_to_addresses:  the second one, each row -> the place of its route on the token's rank; FP8's beside the first
     meet_ranks, gather_weighted: a token's results, summed up in order of its routes
 
 The host waits for nothing. A rank of a group of one has the same way, so that a GPU gives the same bits in any group.

@@ -19,6 +19,7 @@ TRIALS = [
     BesideTrial(BY_64, 72, 128, 4, "late_stores", (70, 0, 3, 129, 1), 3, first=NARROW),
     BesideTrial(BY_64, 72, 128, 6, "slow_lanes", (140, 5), 3, first=WIDE, num_sms=3),
     BesideTrial(BY_64, 72, 128, 6, None, (190, 70), 3, first=LOW),
+    BesideTrial(BY_64, 80, 128, 7, None, (1, 129), 9, first=LOW, num_sms=2, sms_of_first=1),
     BesideTrial(BY_128, 72, 128, 7, "slow_warps", (130, 70), 3, first=OF_HALVES),
     BesideTrial(BY_64, 264, 128, 23, "slow_lanes", (129,), 3, first=NARROW, sms_of_first=1),
 ]

@@ -94,9 +94,9 @@ inline void acquire(const Buffer& buffer, uint64_t address) {
     for (uint64_t word = 0; word < (each.bytes + 3) / 4; ++word) {
       if (!is_of_peer(each)) {
         if ((each.news[word] & ~kReleased) == from) each.news[word] = 0;
-      } else if (each.released[word] & bit_of(machine->launch.rank)) {
+      } else if (each.released[word] & each.held[word] & bit_of(machine->launch.rank)) {
         each.held[word] &= static_cast<uint8_t>(~bit_of(machine->launch.rank));
-        machine->acquired_at.try_emplace(each.base / 4 + word, machine->acquired);
+        machine->acquired_at[each.base / 4 + word] = machine->acquired;
       }
     }
   }

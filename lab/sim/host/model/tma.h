@@ -75,13 +75,13 @@ inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* 
   });
 }
 
-// Chunks with a word that a peer has written and that is not known here yet. They land as other bytes.
-inline std::set<uint64_t> unknown_chunks(const Box& box) {
+// Words that a peer has written and that are not known here yet. They land as other bytes.
+inline std::set<uint64_t> unknown_words(const Box& box) {
   std::set<uint64_t> unknown;
   if (machine->launch.other_ranks)
     visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
       for (uint64_t word = address + from / 4 * 4; word < address + to; word += 4)
-        if (!is_known_to_tma(*find_buffer(word, 1), word)) unknown.insert(address);
+        if (!is_known_to_tma(*find_buffer(word, 1), word)) unknown.insert(word);
     });
   return unknown;
 }
@@ -110,7 +110,7 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
   const Box box = make_box(map, destination, corner, what);
   const uint32_t barrier_offset = shared_offset(barrier, 8, 8, what);
   check_rows(box, false, self->cta, what);
-  const std::set<uint64_t> unknown = unknown_chunks(box);
+  const std::set<uint64_t> unknown = unknown_words(box);
   if (cta_mask == 0 || cta_mask >> self->cta->cluster->ctas.size())
     fail(std::string(what) + ": the CTA mask " + text(cta_mask) + " does not fit a cluster of " +
          text(self->cta->cluster->ctas.size()));
@@ -133,7 +133,8 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
             std::memset(cta->async + shared, 0, 16);
             if (from < to)
               std::memcpy(cta->async + shared + from, reinterpret_cast<const void*>(address + from), to - from);
-            if (unknown.contains(address)) std::memset(cta->async + shared + from, 0xa5, to - from);
+            for (auto word = unknown.lower_bound(address + from); word != unknown.end() && *word < address + to; ++word)
+              std::memset(cta->async + shared + (*word - address), 0xa5, 4);
           });
           barrier_there.landed.push_back({barrier_there.phase, range});
         });
