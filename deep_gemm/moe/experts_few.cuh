@@ -18,7 +18,7 @@
 // it. Ids are there by then, as the first product lets the second start behind its own wait: when its last weights are asked
 // for, as the second's would take their place in memory's queues.
 #pragma once
-#include "cast/piece.cuh"
+#include "cast/fp8.cuh"
 #include "cast/silu.cuh"
 #include "config.cuh"
 #include "lanes.cuh"
@@ -261,24 +261,31 @@ struct Caster {
     ptx::bar_sync(1, kNumBWarps * 32);  // before another expert's
   }
 
-  // Casts kAtOnce pieces of columns to where WGMMA reads them: rows of 128 bytes whose chunks of 16 are swizzled.
-  DEVICE void cast(float* of_columns, uint8_t* b, const uint32_t* columns, const Piece* pieces) const {
-    CastPiece casts[kAtOnce];
-    if constexpr (!kIsByRow) cast_pieces(pieces, lane, casts);
+  // Casts kAtOnce pieces to where WGMMA reads them: rows of 128 bytes whose chunks of 16 are swizzled. At once, because the
+  // instructions of one piece wait for each other. Returns false, and stores nothing, if kIsOrdinary and a piece is not ordinary.
+  template <bool kIsOrdinary>
+  DEVICE bool cast(float* of_columns, uint8_t* b, const uint32_t* columns, const Piece* pieces) const {
+    Divisor of_pieces = of_lane;
+    if constexpr (!kIsByRow) {
+      uint32_t keys[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) keys[i] = key_of<kIsOrdinary>(pieces[i]);
+      of_pieces = divisor_of<kIsOrdinary>(amax_of(largest_of_team(keys, lane)), 0.f, false);
+      if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_pieces))) return false;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const uint32_t column = columns[i];
-      if (column == 32) continue;
-      if constexpr (kIsByRow) {
-        const Divisor divisor = {ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)};
-        float quotients[kElements];
+      const uint32_t from = kIsByRow ? columns[i] % kColumns : i, column = columns[i];
+      const Divisor divisor = {ptx::shfl_sync(of_pieces.scale, from), ptx::shfl_sync(of_pieces.reciprocal, from)};
+      float quotients[kElements];
 #pragma unroll
-        for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(pieces[i], e), divisor);
-        casts[i] = {pack_values(quotients), divisor.scale};
-      }
-      if (lane == 0) ptx::st_shared_f32(of_columns + column, casts[i].scale);
-      ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), casts[i].values.words[0]);
+      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(pieces[i], e), divisor);
+      const Values values = pack_values(quotients);
+      if (column == 32) continue;
+      if (lane == 0) ptx::st_shared_f32(of_columns + column, divisor.scale);
+      ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), values.words[0]);
     }
+    return true;
   }
 };
 static_assert(kLanes == 32, "a warp has 128 columns");
@@ -306,8 +313,11 @@ DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
     }
     ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
 #pragma unroll
-    for (uint32_t i = 0; i < kColumns; i += Caster::kAtOnce)
-      if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns + i, pieces + i);
+    for (uint32_t i = 0; i < kColumns; i += Caster::kAtOnce) {
+      if (columns[i] == 32) continue;
+      if (kIsByRow || !caster.cast<true>(shared.of_columns[stage], to, columns + i, pieces + i))
+        caster.cast<false>(shared.of_columns[stage], to, columns + i, pieces + i);
+    }
     if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
     ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
     ptx::syncwarp();
