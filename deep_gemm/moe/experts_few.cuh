@@ -18,7 +18,7 @@
 // it. Ids are there by then, as the first product lets the second start behind its own wait: when its last weights are asked
 // for, as the second's would take their place in memory's queues.
 #pragma once
-#include "cast/fp8.cuh"
+#include "cast/piece.cuh"
 #include "cast/silu.cuh"
 #include "config.cuh"
 #include "lanes.cuh"
@@ -219,14 +219,14 @@ DEVICE uint32_t next_of(uint32_t& columns) {
 
 // Casts B to E4M3, a warp of several. It has 128 columns of a row at a time, which become a column of B for WGMMA.
 struct Caster {
-  static constexpr uint32_t kAtOnce = 4;  // pieces that are cast at a time; all columns of a slot are on their way at a time
+  static constexpr uint32_t kAtOnce = kIsSecond ? 3 : 4;  // pieces that are on their way; of FP32 registers hold no more
   uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
   Divisor of_lane{};  // if a row has one scale: of the column that has the lane's number
 
   // Four elements of a lane: not by ".nc", which the compiler may move to before griddepcontrol_wait.
-  DEVICE Piece load(const ExpertsFewParams& p, const Item& item, uint32_t column, uint32_t k_block) const {
-    const uint32_t row = (kIsSecond ? item.entry >> 16 : 0) + column, first = k_block * kBlockK + lane * kElements;
-    const uint8_t* const from = p.b + uint64_t{row} * p.b_pitch + uint64_t{first} * kInputBytes;
+  DEVICE Piece load(const ExpertsFewParams& p, uint32_t first_row, uint32_t column, uint32_t k_block) const {
+    const uint32_t first = k_block * kBlockK + lane * kElements;
+    const uint8_t* const from = p.b + uint64_t{first_row + column} * p.b_pitch + uint64_t{first} * kInputBytes;
     Piece piece = {};
     if (column == 32 || first >= p.k) return piece;
 #pragma unroll
@@ -237,16 +237,17 @@ struct Caster {
     return piece;
   }
 
-  // Finds the scales of the rows of an item's expert. The warps share out k.
+  // Finds the scales of an item's rows. The warps share out k.
   DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
+    const uint32_t first_row = kIsSecond ? item.entry >> 16 : 0;
     for (uint32_t left = item.columns(); left != 0;) {
       const uint32_t column = next_of(left);
       uint32_t keys[1] = {};
-      Piece pieces[kColumns];
+      Piece pieces[kAtOnce];
 #pragma unroll 1
-      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kColumns) {
+      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kAtOnce) {
 #pragma unroll
-        for (uint32_t i = 0; i < kColumns; ++i) pieces[i] = load(p, item, column, k_block + i * kNumBWarps);
+        for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = load(p, first_row, column, k_block + i * kNumBWarps);
 #pragma unroll
         for (const Piece& piece : pieces) keys[0] = larger_key(keys[0], key_of<false>(piece));
       }
@@ -258,72 +259,81 @@ struct Caster {
 #pragma unroll
     for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + lane % kColumns));
     of_lane = divisor_of<false>(amax, 0.f, false);
-    ptx::bar_sync(1, kNumBWarps * 32);  // before another expert's
+    ptx::bar_sync(1, kNumBWarps * 32);  // before another item's
   }
 
-  // Casts kAtOnce pieces to where WGMMA reads them: rows of 128 bytes whose chunks of 16 are swizzled. At once, because the
-  // instructions of one piece wait for each other. Returns false, and stores nothing, if kIsOrdinary and a piece is not ordinary.
-  template <bool kIsOrdinary>
-  DEVICE bool cast(float* of_columns, uint8_t* b, const uint32_t* columns, const Piece* pieces) const {
-    Divisor of_pieces = of_lane;
-    if constexpr (!kIsByRow) {
-      uint32_t keys[kAtOnce];
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) keys[i] = key_of<kIsOrdinary>(pieces[i]);
-      of_pieces = divisor_of<kIsOrdinary>(amax_of(largest_of_team(keys, lane)), 0.f, false);
-      if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_pieces))) return false;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const uint32_t from = kIsByRow ? columns[i] % kColumns : i, column = columns[i];
-      const Divisor divisor = {ptx::shfl_sync(of_pieces.scale, from), ptx::shfl_sync(of_pieces.reciprocal, from)};
+  // Casts a piece of a column to where WGMMA reads it: rows of 128 bytes whose chunks of 16 are swizzled.
+  DEVICE void cast(float* of_columns, uint8_t* b, uint32_t column, const Piece& piece) const {
+    CastPiece made;
+    if constexpr (kIsByRow) {
+      const Divisor divisor = {ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)};
       float quotients[kElements];
 #pragma unroll
-      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(pieces[i], e), divisor);
-      const Values values = pack_values(quotients);
-      if (column == 32) continue;
-      if (lane == 0) ptx::st_shared_f32(of_columns + column, divisor.scale);
-      ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), values.words[0]);
+      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(piece, e), divisor);
+      made = {pack_values(quotients), divisor.scale};
+    } else {
+      made = cast_piece(piece, lane);
     }
-    return true;
+    if (lane == 0) ptx::st_shared_f32(of_columns + column, made.scale);
+    ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), made.values.words[0]);
   }
 };
 static_assert(kLanes == 32, "a warp has 128 columns");
 
+// A slot of a caster: its first columns and the scales of weights are on their way while the caster casts the slot before.
+struct CastSlot {
+  uint32_t left = 0;  // columns that are not cast yet; a slot has one at least
+  uint32_t first_row, k_block, stage, parity;
+  float of_unit;
+  Piece pieces[Caster::kAtOnce];
+
+  DEVICE void load(const ExpertsFewParams& p, const Caster& caster) {
+    uint32_t columns = left;
+#pragma unroll
+    for (Piece& piece : pieces) piece = caster.load(p, first_row, next_of(columns), k_block);
+  }
+};
+
 // A warp: every kNumBWarps-th k-block. Scales of weights come beside B, and before the kernel ahead has ended.
 DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   Caster caster;
-  uint32_t slot = 0, of_expert = ~0u;
-  const auto cast = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
-    const uint32_t unit = caster.lane / 2, half = caster.lane % 2;
-    uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
-    const bool is_own = slot++ % kNumBWarps == caster.warp;
-    float of_unit = 0;
-    if (!kIsByRow && is_own && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
-    if constexpr (kIsSecond) ptx::griddepcontrol_wait();
-    if (kIsByRow && item.expert != of_expert) caster.find_scales(p, shared, work, item);
-    of_expert = item.expert;
-    if (!is_own) return;
-    uint32_t left = item.columns(), columns[kColumns];
-    Piece pieces[kColumns];
+  const uint32_t unit = caster.lane / 2, half = caster.lane % 2;
+  uint32_t number = 0;
+  CastSlot slot;
+  const auto cast = [&] {
+    if (slot.left == 0) return;
+    uint8_t* const to = shared.ring + slot.stage * work.stage_bytes + work.a_bytes;
+    ptx::mbarrier_wait_parity(&shared.empty[slot.stage], slot.parity ^ 1);
+    while (true) {
 #pragma unroll
-    for (uint32_t i = 0; i < kColumns; ++i) {
-      columns[i] = next_of(left);
-      pieces[i] = caster.load(p, item, columns[i], k_block);
+      for (const Piece& piece : slot.pieces) {
+        const uint32_t column = next_of(slot.left);
+        if (column < 32) caster.cast(shared.of_columns[slot.stage], to, column, piece);
+      }
+      if (slot.left == 0) break;
+      slot.load(p, caster);
     }
-    ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
-#pragma unroll
-    for (uint32_t i = 0; i < kColumns; i += Caster::kAtOnce) {
-      if (columns[i] == 32) continue;
-      if (kIsByRow || !caster.cast<true>(shared.of_columns[stage], to, columns + i, pieces + i))
-        caster.cast<false>(shared.of_columns[stage], to, columns + i, pieces + i);
-    }
-    if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
+    if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[slot.stage][unit][half], slot.of_unit);
     ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
     ptx::syncwarp();
-    if (caster.lane == 0) ptx::mbarrier_arrive(&shared.full[stage]);
+    if (caster.lane == 0) ptx::mbarrier_arrive(&shared.full[slot.stage]);
   };
-  for_slots(p, shared, work, cast);
+  const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    if (kIsByRow && k_block == 0) {
+      cast();  // with the scales of the item before
+      if constexpr (kIsSecond) ptx::griddepcontrol_wait();
+      caster.find_scales(p, shared, work, item);
+    }
+    if (number++ % kNumBWarps != caster.warp) return;
+    CastSlot next = {item.columns(), kIsSecond ? item.entry >> 16 : 0, k_block, stage, parity, 0.f};
+    if (!kIsByRow && unit < item.count) next.of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
+    if constexpr (kIsSecond) ptx::griddepcontrol_wait();
+    next.load(p, caster);
+    cast();
+    slot = next;
+  };
+  for_slots(p, shared, work, load);
+  cast();
   if constexpr (kIsSecond) ptx::griddepcontrol_wait();  // without items too: the sum behind waits for this kernel alone
 }
 
