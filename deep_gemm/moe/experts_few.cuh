@@ -219,14 +219,14 @@ DEVICE uint32_t next_of(uint32_t& columns) {
 
 // Casts B to E4M3, a warp of several. It has 128 columns of a row at a time, which become a column of B for WGMMA.
 struct Caster {
-  static constexpr uint32_t kAtOnce = kIsSecond ? 3 : 4;  // pieces that are on their way; of FP32 registers hold no more
+  static constexpr uint32_t kAtOnce = 4;  // pieces that are on their way
   uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
   Divisor of_lane{};  // if a row has one scale: of the column that has the lane's number
 
   // Four elements of a lane: not by ".nc", which the compiler may move to before griddepcontrol_wait.
-  DEVICE Piece load(const ExpertsFewParams& p, uint32_t first_row, uint32_t column, uint32_t k_block) const {
-    const uint32_t first = k_block * kBlockK + lane * kElements;
-    const uint8_t* const from = p.b + uint64_t{first_row + column} * p.b_pitch + uint64_t{first} * kInputBytes;
+  DEVICE Piece load(const ExpertsFewParams& p, const Item& item, uint32_t column, uint32_t k_block) const {
+    const uint32_t row = (kIsSecond ? item.entry >> 16 : 0) + column, first = k_block * kBlockK + lane * kElements;
+    const uint8_t* const from = p.b + uint64_t{row} * p.b_pitch + uint64_t{first} * kInputBytes;
     Piece piece = {};
     if (column == 32 || first >= p.k) return piece;
 #pragma unroll
@@ -239,7 +239,6 @@ struct Caster {
 
   // Finds the scales of an item's rows. The warps share out k.
   DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
-    const uint32_t first_row = kIsSecond ? item.entry >> 16 : 0;
     for (uint32_t left = item.columns(); left != 0;) {
       const uint32_t column = next_of(left);
       uint32_t keys[1] = {};
@@ -247,7 +246,7 @@ struct Caster {
 #pragma unroll 1
       for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kAtOnce) {
 #pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = load(p, first_row, column, k_block + i * kNumBWarps);
+        for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = load(p, item, column, k_block + i * kNumBWarps);
 #pragma unroll
         for (const Piece& piece : pieces) keys[0] = larger_key(keys[0], key_of<false>(piece));
       }
@@ -280,60 +279,38 @@ struct Caster {
 };
 static_assert(kLanes == 32, "a warp has 128 columns");
 
-// A slot of a caster: its first columns and the scales of weights are on their way while the caster casts the slot before.
-struct CastSlot {
-  uint32_t left = 0;  // columns that are not cast yet; a slot has one at least
-  uint32_t first_row, k_block, stage, parity;
-  float of_unit;
-  Piece pieces[Caster::kAtOnce];
-
-  DEVICE void load(const ExpertsFewParams& p, const Caster& caster) {
-    uint32_t columns = left;
-#pragma unroll
-    for (Piece& piece : pieces) piece = caster.load(p, first_row, next_of(columns), k_block);
-  }
-};
-
 // A warp: every kNumBWarps-th k-block. Scales of weights come beside B, and before the kernel ahead has ended.
 DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   Caster caster;
-  const uint32_t unit = caster.lane / 2, half = caster.lane % 2;
-  uint32_t number = 0;
-  CastSlot slot;
-  const auto cast = [&] {
-    if (slot.left == 0) return;
-    uint8_t* const to = shared.ring + slot.stage * work.stage_bytes + work.a_bytes;
-    ptx::mbarrier_wait_parity(&shared.empty[slot.stage], slot.parity ^ 1);
-    while (true) {
+  uint32_t slot = 0;
+  const auto cast = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    const uint32_t unit = caster.lane / 2, half = caster.lane % 2;
+    uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
+    const bool is_own = slot++ % kNumBWarps == caster.warp;
+    float of_unit = 0;
+    if (!kIsByRow && is_own && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
+    if constexpr (kIsSecond) ptx::griddepcontrol_wait();
+    if (kIsByRow && k_block == 0) caster.find_scales(p, shared, work, item);
+    if (!is_own) return;
+    for (uint32_t left = item.columns(); left != 0;) {
+      uint32_t columns[Caster::kAtOnce];
+      Piece pieces[Caster::kAtOnce];
 #pragma unroll
-      for (const Piece& piece : slot.pieces) {
-        const uint32_t column = next_of(slot.left);
-        if (column < 32) caster.cast(shared.of_columns[slot.stage], to, column, piece);
+      for (uint32_t i = 0; i < Caster::kAtOnce; ++i) {
+        columns[i] = next_of(left);
+        pieces[i] = caster.load(p, item, columns[i], k_block);
       }
-      if (slot.left == 0) break;
-      slot.load(p, caster);
+      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+#pragma unroll
+      for (uint32_t i = 0; i < Caster::kAtOnce; ++i)
+        if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns[i], pieces[i]);
     }
-    if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[slot.stage][unit][half], slot.of_unit);
+    if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
     ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
     ptx::syncwarp();
-    if (caster.lane == 0) ptx::mbarrier_arrive(&shared.full[slot.stage]);
+    if (caster.lane == 0) ptx::mbarrier_arrive(&shared.full[stage]);
   };
-  const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
-    if (kIsByRow && k_block == 0) {
-      cast();  // with the scales of the item before
-      if constexpr (kIsSecond) ptx::griddepcontrol_wait();
-      caster.find_scales(p, shared, work, item);
-    }
-    if (number++ % kNumBWarps != caster.warp) return;
-    CastSlot next = {item.columns(), kIsSecond ? item.entry >> 16 : 0, k_block, stage, parity, 0.f};
-    if (!kIsByRow && unit < item.count) next.of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
-    if constexpr (kIsSecond) ptx::griddepcontrol_wait();
-    next.load(p, caster);
-    cast();
-    slot = next;
-  };
-  for_slots(p, shared, work, load);
-  cast();
+  for_slots(p, shared, work, cast);
   if constexpr (kIsSecond) ptx::griddepcontrol_wait();  // without items too: the sum behind waits for this kernel alone
 }
 
