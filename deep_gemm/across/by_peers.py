@@ -106,20 +106,20 @@ def _decoded(
     x = x if w1[1] is not None or x.dtype == torch.bfloat16 else x.to(torch.bfloat16)
     post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
-    count = ids.numel()
+    count, intermediate = ids.numel(), w1[0].shape[1] // 2
     dtype, of_middle = (torch.bfloat16, None) if w1[1] is None else (torch.float8_e4m3fn, PER_ROW)
     values = empty("rows of experts", (count, hidden), dtype, device)
     scales = None if w1[1] is None else empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
-    is_activated = not is_packed(w1) and w1[1] is not None and activates_in_product(count, w2[0].shape[2])
+    is_activated = not is_packed(w1) and w1[1] is not None and activates_in_product(count, intermediate)
     counts = rows_to_addresses.counts_of(node, count) if is_activated and not is_packed(w2) else None
     gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
     if not is_activated:
         middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
         rows_to_addresses.run(middle, w2, rows.ends, addresses)
     else:
-        d = empty("activations", (count, w2[0].shape[2]), values.dtype, device)
-        middle = d, empty_scales((count,), d.shape[1], d, mn_major=True)
+        d = empty("activations", (count, intermediate), values.dtype, device)
+        middle = d, empty_scales((count,), intermediate, d, mn_major=True)
         a, b1, b2 = cast("tuple[Operand, ...]", ((values, scales), w1, w2))
         first = activated(a, b1, middle, rows.ends, None, limit, gates_apart=True)
         second = rows_to_addresses.problem(middle, b2, addresses, rows.ends)

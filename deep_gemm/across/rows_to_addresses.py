@@ -132,4 +132,4 @@ def _refuse(*_: object) -> None:
 
 
 PRODUCT = product.Product("", problem, ("of_a",), ("ends",), _refuse, reference=_refuse, free=product.FREE)
-IN_BF16 = replace(OF_EXPERTS, ask=problem_in_bf16, options=(), inputs=("ends",), reference=_refuse)
+IN_BF16 = replace(OF_EXPERTS, ask=problem_in_bf16, options=(), inputs=("ends",), as_operator=_refuse, reference=_refuse)
