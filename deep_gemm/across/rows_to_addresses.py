@@ -123,8 +123,9 @@ def start_both(
     of_first, of_second = configs
     arrivals = ceil_div(first.n, of_first.block_n) * WARPS * COUNTS_OF_TILE
     beside = {**places, "block_rows": of_first.block_m, "arrivals": arrivals}
-    launch.start(launch.prepared(first, of_first), of_first, sms_of_first, **beside)
-    launch.start(launch.prepared(second, of_second), of_second, num_sms, is_dependent=True, **beside)
+    first, second = launch.prepared(first, of_first), launch.prepared(second, of_second)
+    launch.start(first, of_first, sms_of_first, **beside)
+    launch.start(second, of_second, num_sms, is_dependent=True, **beside)  # nothing may run between them
 
 
 def _refuse(*_: object) -> None:
