@@ -84,7 +84,7 @@ def problem_in_bf16(a: Tensor, b: Tensor, addresses: Tensor, ends: Tensor) -> Pr
 
 
 def counts_of(node: Node, rows: int) -> Tensor | None:
-    """Make room for the counts of two products that run beside each other; None if they had better not.
+    """Make room for the counts of two products that run beside each other; None if one should follow the other.
 
     They are zeros when the first product starts: its next tile, and for each block of rows the parts that are stored.
     """
@@ -97,8 +97,8 @@ def counts_of(node: Node, rows: int) -> Tensor | None:
 def run_both(first: Problem, second: Problem, counts: Tensor | None) -> None:
     """Compute two products of the same rows: beside each other if there are counts, else one after the other.
 
-    The D and the scales of `first` are the A of `second`, whose D are addresses. Where products have to leave SMs to
-    others, two at once would use them too.
+    The D and the scales of `first` are the A of `second`, whose D are addresses. Under `set_num_sms` one follows the
+    other, as two at once would use the SMs that this leaves to others.
     """
     gpu = gpu_of(first.d.get_device())
     num_sms = num_sms_of(gpu.num_sms)

@@ -1,4 +1,4 @@
-"""Functions of layouts and alignment, under the module name from which DeepGEMM's callers import them."""
+"""Functions of layouts and alignment, in the module that DeepGEMM's callers import them from."""
 
 from functools import partial as _partial
 
