@@ -95,7 +95,7 @@ def test_a_result_is_changed_in_place(name: str, leading: tuple[int, ...]) -> No
 @EACH
 @DEVICES
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize(("dtype", "frozen"), zip(TYPES, ("", "the first weight", "x"), strict=True))
+@pytest.mark.parametrize(("dtype", "frozen"), list(zip(TYPES[::-1], ("", "the first weight", "x"), strict=True)))
 def test_a_model_is_compiled_as_one_graph_of_the_same_bits(
     name: str, device: str, backend: str, frozen: str, dtype: torch.dtype
 ) -> None:
