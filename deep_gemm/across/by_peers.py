@@ -111,10 +111,11 @@ def _decoded(
     values = empty("rows of experts", (count, hidden), dtype, device)
     scales = None if w1[1] is None else empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
-    is_activated = not is_packed(w1) and w1[1] is not None and activates_in_product(count, intermediate)
-    counts = rows_to_addresses.counts_of(node, count) if is_activated and not is_packed(w2) else None
+    both_fp8 = w1[1] is not None and not is_packed(w1) and not is_packed(w2)
+    at_once = both_fp8 and activates_in_product(count, intermediate)
+    counts = rows_to_addresses.counts_of(node, count) if at_once else None
     gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
-    if not is_activated:
+    if counts is None:
         middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
         rows_to_addresses.run(middle, w2, rows.ends, addresses)
     else:
