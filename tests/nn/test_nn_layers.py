@@ -1,4 +1,4 @@
-"""What linear layers and mixtures of experts have in common: torch's modes, transforms, checkpoints and exports."""
+"""Test linear layers and mixtures of experts alike: torch's modes, transforms, checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_any_leading_dimensions_and_strides(name: str, leading: tuple[int, ...])
 @EACH
 @pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
 def test_a_result_is_changed_in_place(name: str, leading: tuple[int, ...]) -> None:
-    """As models do: `y += x`, ReLU(inplace=True), dropout."""
+    """Change results and inputs in place as models do: `y += x`, ReLU(inplace=True), dropout."""
 
     def changed(layer: Any, *given: Tensor) -> Any:
         y = layer(*given)
@@ -258,7 +258,7 @@ def test_transforms_are_refused_in_words(name: str) -> None:
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_an_exported_layer_has_the_same_bits(name: str, dtype: torch.dtype, grad: bool, strict: bool) -> None:
-    """As one types it, in grad mode, and under no_grad; the number of tokens is open."""
+    """Export in grad mode and under no_grad; the number of tokens is open."""
     layer, given = layer_of(name, dtype=dtype), given_to(name, 6, 2, dtype=dtype)
     open_tokens = ({0: torch.export.Dim("m")},) * len(given)
     with torch.set_grad_enabled(grad):
