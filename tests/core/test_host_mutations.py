@@ -1,4 +1,4 @@
-"""The simulator's verdict on a broken host: what is packed wrongly is noticed without a GPU."""
+"""The simulator notices parameters that the host packs wrongly, without a GPU."""
 
 from __future__ import annotations
 

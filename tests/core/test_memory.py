@@ -1,4 +1,4 @@
-"""Caches of the package have limits: none grows with the shapes, addresses or settings that a program uses."""
+"""The package's caches have limits: none grows with the shapes, addresses or settings that a program uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from deep_gemm.core.settings import InForce
 
 SIZES = {"m", "n", "k", "rows", "num_groups", "tokens", "shape", "strides"}
 SIZES |= {"address", "tensor", "tensor_map", "stream", "generation"}
-"""Parameters that take as many values as a program likes. All others are configurations, types, flags and devices."""
+"""Parameters that take any number of values in a program. All others are configurations, types, flags and devices."""
 TOOLS = ("lab.bench", "deep_gemm.cli", "lab.sim", "lab.soak", "deep_gemm.integrations", "deep_gemm.__main__")
 
 
@@ -63,7 +63,7 @@ def test_settings_that_change_all_the_time_are_forgotten_but_never_mistaken(monk
 
 
 class SlowDict(dict[str, None]):
-    """Takes its time to find the oldest."""
+    """A dictionary that is slow to find its oldest entry."""
 
     def __iter__(self) -> Iterator[Any]:
         oldest = next(super().__iter__())
@@ -72,7 +72,7 @@ class SlowDict(dict[str, None]):
 
 
 def test_threads_that_make_room_at_a_time_do_not_meet() -> None:
-    """Without a lock both would find the same oldest entry, and the second would fail to forget it."""
+    """Without a lock, both threads would find the same oldest entry, and the second could not remove it."""
     kept, failed = SlowDict(a=None, b=None), list[Exception]()
 
     def keep(name: str) -> None:
@@ -94,7 +94,7 @@ def test_records_are_bounded_for_all_that_calls_may_say(gpu: FakeGpu, monkeypatc
 
 
 def used_mib() -> dict[str, float]:
-    """Memory that this process has on the host, and all that is taken on the GPU."""
+    """Return the memory of this process on the host, and the memory in use on the GPU, both in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     free, total = torch.cuda.mem_get_info()
     return {"host": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "gpu": (total - free) / 2**20}

@@ -1,4 +1,4 @@
-"""Settings: values from the environment, setters that work and refuse nonsense, and the defaults."""
+"""Settings: values from the environment, setters that work and refuse wrong values, and the defaults."""
 
 from __future__ import annotations
 
