@@ -1,4 +1,4 @@
-"""Which configuration runs a product: always a legal one, the same each time, with reasons."""
+"""The configuration that runs a product: always a legal one, the same each time, with reasons."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_few_kernels_serve_one_weight_whatever_m(n: int, k: int) -> None:
 @settings(max_examples=50)
 @given(rows, columns, depths, st.sampled_from(OUTPUTS))
 def test_the_choice_has_the_lowest_cost_on_its_menu(m: int, n: int, k: int, output: Output) -> None:
-    """Exactly at the end of its band, and so in all of it: see the next test."""
+    """The cost is compared at the end of m's band. The next test shows that this decides for the whole band."""
     end = min((end for end in BANDS if end >= m), default=BANDS[-1])
     on_menu = {offer.tile for offer in menu_of(n, k, output, H200).offers}
     costs = {one.tile: one.cost_us for one in Question(end, n, k, output, 1, H200).candidates() if one.tile in on_menu}
@@ -195,7 +195,7 @@ def test_a_menu_costs_little_more_than_all_tiles() -> None:
 
 
 def test_a_weight_that_is_new_is_chosen_for_within_milliseconds() -> None:
-    """Without tensors, which are traps for compilers and fake modes, and in few calls."""
+    """The choice makes no tensors, which break compilers and fake modes, and needs few function calls."""
     menu_of.cache_clear()
     with cProfile.Profile() as profile:
         select(Sizes(100, 4104, 7168), Output(), H200)

@@ -1,4 +1,4 @@
-"""Ways to break the fp8_gemm kernel, by mistakes once made in such kernels, and the trials that must notice."""
+"""Mistakes in the fp8_gemm kernel of kinds that such kernels have had, and the trials that must notice them."""
 
 from __future__ import annotations
 
