@@ -88,7 +88,7 @@ def test_units_in_any_order_of_rows_and_columns(units: str, by_row: bool, num_pa
 @pytest.mark.parametrize("schedule", [None, "slow_cta", "slow_warps"])
 @pytest.mark.parametrize("cluster_k", one_in(3, range(2, 9)))
 def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) -> None:
-    """Test more tiles than clusters, where partial sums free their memory for the next tile; and fewer runs than CTAs."""
+    """Test more tiles than clusters, whose partial sums free memory for the next tile; and fewer runs than CTAs."""
     config = tile_config(64, 32, Output(with_c=True), cluster_k=cluster_k, k=128 * 9)
     check(config, 264, 72, 128 * 9, seed=cluster_k, schedule=schedule)
     check(config, 136, 40, 128 * 3 - 16, seed=cluster_k, schedule=schedule)
