@@ -1,4 +1,4 @@
-"""Ways to break docs/learn/product.cuh, by mistakes once made in such kernels."""
+"""Mistakes in docs/learn/product.cuh, of kinds that such kernels have had."""
 
 from __future__ import annotations
 
