@@ -298,7 +298,7 @@ def launched(gpu: Gpu, room: Room, case: Case) -> list[str]:
 def python_calls() -> dict[str, int]:
     """Count the package's functions that calls of a dense product run: a weight's first call, a like one, new rows.
 
-    A weight of another shape was multiplied before, so imports and menus of tiles do not count. replay.py does not count,
+    A weight of another shape was multiplied before, so imports and menus of tiles do not count. Nor does replay.py,
     since replay.c replaces it.
     """
     room, found = Room(), {}
