@@ -1,4 +1,4 @@
-"""BF16 experts of transformers on grouped products, and torch's products by ours: as examples, on the CPU."""
+"""BF16 experts of transformers on grouped products, and our products in place of torch's, as examples, on the CPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ moe = pytest.importorskip("transformers.integrations.moe")
 
 
 class Experts(torch.nn.Module):
-    """A mixture as transformers' models define theirs."""
+    """A mixture in the form in which transformers' models define theirs."""
 
     def __init__(self, config: Any, turned: bool = False) -> None:
         super().__init__()

@@ -175,7 +175,7 @@ def test_layers_bring_what_sums_over_products_need() -> None:
 
 
 def test_a_filled_cache_serves_a_model_without_a_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_new_process(monkeypatch, DG_JIT_STRICT=0)  # where it is set, a log is an error
+    as_new_process(monkeypatch, DG_JIT_STRICT=0)  # if it is set, a log is an error
     compiled: list[str] = []
 
     def compile_cubin(source: str, headers: Any, *, name: str, strict: bool) -> CompiledKernel:
@@ -190,7 +190,7 @@ def test_a_filled_cache_serves_a_model_without_a_compiler(cache: Path, monkeypat
     jobs = list(dict.fromkeys(job for _, job in listed))
     assert len(compiled) == len(jobs) == len(list(cache.glob("*.kernel")))
 
-    jit._cache_of.cache_clear()  # as a new process, on a machine without NVRTC
+    jit._cache_of.cache_clear()  # a new process on a machine without NVRTC
     compiler.compiler_version.cache_clear()
     monkeypatch.setattr(compiler, "_nvrtc", no_compiler)
     monkeypatch.setattr(jit, "compile_cubin", None)

@@ -1,4 +1,4 @@
-"""Groups of processes as programs of this family start them, on this machine, by Gloo."""
+"""Groups of processes in the form in which programs of this kind start them, on this machine, by Gloo."""
 
 from __future__ import annotations
 
