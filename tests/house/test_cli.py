@@ -153,7 +153,7 @@ def test_make_demo_runs_where_the_package_is_or_says_that_it_makes_a_place(tmp_p
     environment = {**os.environ, "VIRTUAL_ENV": str(python.parents[1])}
     command = ["make", "--no-print-directory", "-n", "demo", f"VENV={tmp_path / 'made'}"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ("In the environment that is active, " in done.stdout.split("fi\n")[1]) is has_package
+    assert ("In the active environment, " in done.stdout.split("fi\n")[1]) is has_package
     assert ("ran -m deep_gemm demo" in done.stdout) is has_package
     assert (f"python3 -m venv --clear --system-site-packages {tmp_path / 'made'}" in done.stdout) is not has_package
     assert ("pip install --quiet" in done.stdout) is False
