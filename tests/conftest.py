@@ -120,7 +120,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs an NVIDIA Hopper GPU")
     if item.get_closest_marker("host_compiler") and shutil.which("g++") is None:
         if THOROUGH:
-            pytest.fail("CI runs the simulator's tests, and g++ is not in PATH", pytrace=False)
+            pytest.fail("CI must run the simulator's tests, but g++ is not in PATH", pytrace=False)
         pytest.skip("the simulator needs g++, which is not in PATH")
 
 

@@ -466,7 +466,7 @@ def test_inputs_that_require_a_gradient_give_no_graph(kernels: Kernels) -> None:
 @pytest.mark.parametrize("dtype", INPUTS, ids=str)
 def test_blocks_are_transposed_at_once(kernels: Kernels, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if kernels.pick(prod(shape) > 100_000, False):
-        pytest.skip("takes the simulator long")
+        pytest.skip("slow in the simulator")
     w = wild(prod(shape[:-1]), shape[-1], dtype, 3, block_rows=32).view(shape)
     right, right_scales = reference(cast_transposed, w)
     in_order, turned = cast_both_ways(w.to(kernels.device))

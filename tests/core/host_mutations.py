@@ -191,7 +191,7 @@ def layers_trial() -> None:
     except ValueError as error:
         assert str(error).startswith("recipe_b: expected")
     else:
-        raise AssertionError("words of either were taken")
+        raise AssertionError("words of ambiguous scales were accepted")
 
 
 def scales_trial(is_m_major: bool) -> None:
@@ -527,7 +527,7 @@ def why_noticed(mutation: Mutation | None, trial: str) -> str | None:
     except EOFError:
         process.join()
         if process.exitcode == 1:  # an error of Python: the package cannot be imported at all
-            raise RuntimeError(f"{mutation}: expected a module that can be executed, see stderr") from None
+            raise RuntimeError(f"{mutation}: expected a module that Python can import, see stderr") from None
         found = f"the process crashed with exit code {process.exitcode}"
     process.kill()
     process.join()

@@ -194,10 +194,10 @@ def check(name: str, case: Case, form: Callable[..., Tensor | None], device: str
     if returned is None:
         got = frame.view.cpu()
         frame.assert_untouched_outside()
-        assert bool((got[~case.written] == case.d_starts_as).all()), "a write to an element that is not the product's"
+        assert bool((got[~case.written] == case.d_starts_as).all()), "an element outside of the product was written"
     else:
         got, exact = returned.cpu(), exact - into  # without D, nothing is accumulated
-        assert torch.equal(frame.view, torch.full_like(frame.view, case.d_starts_as)), "D was not passed, yet written"
+        assert torch.equal(frame.view, torch.full_like(frame.view, case.d_starts_as)), "D was written, but not passed"
         assert got.dtype == case.dtype
     bound = case.bound + (exact.abs() + into) * 2.0**-24
     if device == "cuda":
@@ -214,9 +214,9 @@ def check(name: str, case: Case, form: Callable[..., Tensor | None], device: str
 def test_every_product_in_every_call_form(name: str, form: str, device: str) -> None:
     case = PRODUCTS[name]()
     if form == "all positional" and "contiguous" in name and "use_psum_layout" in case.extra:
-        pytest.skip("the offsets form is chosen by a keyword")
+        pytest.skip("a keyword selects the form with offsets")
     if form == "m-major scales" and (name.startswith(("fp8_gemm_t", "fp8_fp4_gemm_t"))):
-        pytest.skip("the scales of a transposed operand lie m-major already")
+        pytest.skip("the scales of a transposed operand are m-major already")
     check(name, case, CALL_FORMS[form], device)
 
 
@@ -330,7 +330,7 @@ def test_k_grouped_adds_c_and_leaves_it_alone() -> None:
     before = c.clone()
     d = some(deep_gemm.k_grouped_fp8_gemm_nt_contiguous(case.a, case.b, ks=KS, c=c))
     assert torch.equal(c, before)
-    assert torch.equal(d[1], c[1]), "an empty group gives C"
+    assert torch.equal(d[1], c[1]), "an empty group copies C"
     exact = case.exact + c.double()
     assert_within(d, exact, rounding_to(torch.float32, exact, case.bound + exact.abs() * 2.0**-24))
 

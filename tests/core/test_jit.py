@@ -122,7 +122,7 @@ def test_a_note_is_told_in_words_that_a_newcomer_knows(code: str) -> None:
     log = compile_cubin(KERNELS[code], {}, name="kernel").log
     told = [note for note in ptxas_log.notes(log) if note.startswith(code)]
     assert told
-    assert all("- ptxas:" in note for note in told), "ptxas words it as no entry of the table does"
+    assert all("- ptxas:" in note for note in told), "no entry of the table has this text of ptxas"
 
 
 def test_a_missing_fence_costs_nothing_whether_it_is_told_or_not() -> None:
@@ -221,7 +221,7 @@ def dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *variables: str, too
         (tmp_path / "bin" / "nvdisasm").chmod(0o755)
     jit.build(SCALE, {}, name="scale")
     files = list((tmp_path / "cache").glob("scale-*"))
-    assert len({file.stem for file in files}) == 1, "all have the kernel's name and key"
+    assert len({file.stem for file in files}) == 1, "all files have the kernel's name and key"
     return {file.suffix: file.read_bytes().decode(errors="replace") for file in files}
 
 

@@ -232,8 +232,8 @@ def test_the_kernels_used_least_recently_make_room(tmp_path: Path) -> None:
         os.utime(paths[letter], (written, written))
     (tmp_path / f"{paths['b'].stem}.ptx").write_text("x")
     (tmp_path / "notes.txt").write_text("x" * 10**6)
-    assert load(tmp_path, key="a" * 64) == KERNEL, "now a was used last"
-    assert paths["a"].stat().st_mtime < time.time() - 10**5, "when it was written is still known"
+    assert load(tmp_path, key="a" * 64) == KERNEL, "a was used last"
+    assert paths["a"].stat().st_mtime < time.time() - 10**5, "the time of its writing must not change"
     keep("d")
     assert {path.name for path in tmp_path.iterdir()} == {paths[letter].name for letter in "acd"} | {"notes.txt"}
     keep("e")
@@ -252,7 +252,7 @@ def test_all_directories_are_read_and_the_first_that_can_be_written_is_written(t
     unwritable, shipped, own = tmp_path / "file" / "cache", tmp_path / "shipped", tmp_path / "own"
     store(KernelCache(shipped))
     assert load(unwritable, own, shipped) == KERNEL
-    assert not own.exists(), "what is found is not copied"
+    assert not own.exists(), "a kernel that is found is not copied"
     cache = KernelCache(unwritable, own, shipped)
     cache.store("o" * 64, KERNEL, options=[], passes=[])
     assert [path.name for path in own.iterdir()] == [f"scale-{'o' * 64}.kernel"]
@@ -400,7 +400,7 @@ assert time.monotonic() - begin < 5
 os.kill(lives_on, signal.SIGKILL)
 os.waitpid(lives_on, 0)
 """
-    assert counted(code, tmp_path) == ["a", "b"], "the child waited for the file, not for a thread that it has not"
+    assert counted(code, tmp_path) == ["a", "b"], "the child waited for the file, not for a thread of its parent"
 
 
 @pytest.mark.parametrize(

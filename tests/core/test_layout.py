@@ -310,7 +310,7 @@ def test_exponents_of_fp4_weights_become_the_words_that_products_take(
     assert torch.equal(words.view(torch.uint8)[..., : k // 32], exponents)
     assert (words.data_ptr() == exponents.data_ptr()) == (k == 512)
     assert transform_sf_into_required_layout(words, 24, k, (1, 32), groups) is words
-    assert words_of(exponents.view(-1)[:16].as_strided((1, 16), (1, 1))).shape == (1, 4), "one row has any stride"
+    assert words_of(exponents.view(-1)[:16].as_strided((1, 16), (1, 1))).shape == (1, 4), "one row may have any stride"
     with pytest.raises(ValueError, match=r"^sf: expected shape"):
         transform_sf_into_required_layout(words[..., :1], 24, k, (1, 32), groups)
     with pytest.raises(ValueError, match=r"^sf: expected dtype torch.float32"):

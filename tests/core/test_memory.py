@@ -104,7 +104,7 @@ def used_mib() -> dict[str, float]:
 def test_ten_thousand_calls_with_new_shapes_do_not_grow_memory() -> None:
     """The first half fills the caches of records and choices; the second half replaces their entries."""
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
-        pytest.skip("other workers take memory of the same GPU: run this test alone")
+        pytest.skip("other workers use memory of the same GPU: run this test alone")
     x, w = torch.ones(64, 1024, device="cuda"), torch.ones(2048, 1024, device="cuda")
     (a, sfa), (b, sfb) = deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_token_cast_to_fp8(w)
 

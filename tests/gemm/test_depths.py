@@ -132,7 +132,7 @@ def test_compile_mode_prepares_and_does_not_launch(gpu: FakeGpu) -> None:
     set_compile_mode(1)
     call(sim.random_problem(FRESH, KS, 100, 72), KS)
     assert gpu.launches == []
-    assert len(gpu.compiled) == 2, "the product's kernel, and that of its maps"
+    assert len(gpu.compiled) == 2, "the product's kernel, and the kernel that makes its maps"
 
 
 def test_more_groups_than_parameters_hold_go_through_memory(monkeypatch: pytest.MonkeyPatch) -> None:

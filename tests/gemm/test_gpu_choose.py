@@ -56,7 +56,7 @@ def test_the_chosen_configuration_is_within_15_percent_of_the_best_and_takes_wha
             too_slow.append(told[-1])
     print(*told, sep="\n")
     assert not too_slow, "\n" + "\n".join(too_slow)
-    assert statistics.mean(errors) < 0.15, "what explain says is not to be believed"
+    assert statistics.mean(errors) < 0.15, "the times that explain predicts are wrong"
 
 
 @pytest.mark.parametrize("output", OUTPUTS_BY_NAME.values(), ids=list(OUTPUTS_BY_NAME))

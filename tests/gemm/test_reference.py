@@ -69,7 +69,7 @@ def test_fma_rounds_once_where_rounding_twice_would_show(sign: int, scale: int) 
     twice = float(torch.tensor(x * y + z, dtype=torch.float64).float())
     assert fma(x, y, z) == exact_fma(x, y, z)
     if y * 2.0**scale >= 2.0**-126:
-        assert twice != exact_fma(x, y, z), "an example that proves nothing"
+        assert twice != exact_fma(x, y, z), "this example proves nothing"
 
 
 def test_fma_of_subnormal_sums_rounds_once() -> None:

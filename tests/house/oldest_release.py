@@ -51,7 +51,7 @@ def main() -> None:
         subprocess.run([*pip, "--target", str(FOLDER), *wanted], check=True)
     except (OSError, subprocess.CalledProcessError):
         shutil.rmtree(FOLDER, ignore_errors=True)
-        print("The oldest versions that are allowed cannot be installed, as pip says; the tests go on without them.")
+        print("pip cannot install the oldest versions that are allowed; the tests run without them.")
     else:
         print(f"The oldest versions that are allowed: {versions()}")
 

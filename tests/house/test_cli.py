@@ -269,7 +269,7 @@ def test_compile_makes_what_a_product_of_this_shape_then_finds(cache: Path, monk
     assert result.exit_code == 0
     assert words(result).startswith(f"2 kernels: about 1 s on {os.cpu_count()} processors, less for those in the cache")
     assert "2 of 2 kernels are ready, 2 of them new" in words(result)
-    assert " 2/2 " in result.output, "without a terminal a line tells of each kernel"
+    assert " 2/2 " in result.output, "without a terminal, each kernel has a line"
     jit._cache_of.cache_clear()
     monkeypatch.setattr(jit, "compile_cubin", None)  # compiling now fails
     for shape in ((64, 2112, 7168), (2000, 512, 7168)):
@@ -391,7 +391,7 @@ def test_cache_list_says_what_each_kernel_was_compiled_for(cache: Path) -> None:
     head, facts, cubin = one.read_bytes().split(b"\n", 2)
     body = re.sub(rb'"config": "[^"]*", ', b"", facts) + b"\n" + cubin
     one.write_bytes(head[:-64] + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-    assert "not sound" not in words(run("cache", "list")), "older files do not say it"
+    assert "not sound" not in words(run("cache", "list")), "older files do not store it"
 
 
 def test_cache_verify_fails_for_what_is_not_sound_and_removes_it_if_told(cache: Path) -> None:
@@ -438,7 +438,7 @@ def test_a_shipped_cache_serves_where_there_isno_compiler(
     assert f"{len(made)} kernels, " in run("cache", "export", str(archive)).output
     first = archive.read_bytes()
     run("cache", "export", str(archive))
-    assert archive.read_bytes() == first, "the same kernels give the same bytes, and the same layer of an image"
+    assert archive.read_bytes() == first, "the same kernels give the same bytes, so an image's layer stays the same"
 
     # On another machine: the only directory with kernels is read-only, and NVRTC is missing.
     as_new_process(monkeypatch, DG_JIT_CACHE_DIR=tmp_path / "there")

@@ -227,7 +227,7 @@ MODULES = {
 def test_programs_of_either_era_find_the_name_where_they_import_it_from(module: str, name: str) -> None:
     found = getattr(importlib.import_module(module), name)
     assert callable(found)
-    assert found is getattr(deep_gemm, name, found), "one function, whichever module it comes from"
+    assert found is getattr(deep_gemm, name, found), "both modules must have the same function"
 
 
 @pytest.mark.parametrize(("older", "name"), ALIASES.items())

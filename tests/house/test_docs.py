@@ -288,9 +288,9 @@ def test_the_simulated_lag_keeps_its_order_and_its_bounds() -> None:
     assert model.simulate(work) == model.simulate(work, 2, 2) == work.products_us == 28.0
     by_link = replace(work, first_us=4.0, results_us=4.0)
     assert model.simulate(by_link) == 8 * 4.0 + 3 + 4 * 4.0, "the link idles until the first results"
-    assert model.simulate(by_link, 2, 4) == 49.0, "results leave beside the first product, but for the last"
+    assert model.simulate(by_link, 2, 4) == 49.0, "all results except the last are sent during the first product"
     assert model.simulate(by_link, 2, 2) > 49.0, "rows of later blocks wait for the ring"
-    assert model.simulate(replace(work, tokens_us=9.0)) == 4 * 9.0 + 4 + 12, "the link brings the last block's tokens"
+    assert model.simulate(replace(work, tokens_us=9.0)) == 4 * 9.0 + 4 + 12, "the link delivers the last block's tokens"
     assert model.simulate(replace(work, store_us=2.0, stores_beside=False)) == 28.0 + 4 * 2.0
     with pytest.raises(ValueError, match="ring: expected at least 2 blocks for a lag of 2, got 1"):
         model.simulate(work, 2, 1)

@@ -116,7 +116,7 @@ def test_models_of_experts_are_trained(bounds: tuple[float, float]) -> None:
         return found
 
     right, found = step("eager", model), step(implementation, model)
-    assert all(least < error(found[key], right[key]) < most for key in right), "another one, and near it"
+    assert all(least < error(found[key], right[key]) < most for key in right), "another result, but near the first"
     again = step(implementation, torch.compile(model, backend="aot_eager"))
     assert all(torch.equal(again[key], found[key]) for key in found)
 

@@ -80,7 +80,7 @@ def test_adapters_are_trained_saved_loaded_and_merged(kind: str, dtype: torch.dt
     assert losses[-1] < losses[0] - 0.5
     held = model.state_dict()
     named = {name.removeprefix("base_model.model.").replace(".base_layer", ""): x for name, x in held.items()}
-    assert all(same_bits(named[name], x) for name, x in before.items()), "weights of the base model stay"
+    assert all(same_bits(named[name], x) for name, x in before.items()), "the base model's weights must not change"
 
     model.eval().save_pretrained(tmp_path)
     assert not any("base_layer" in name for name in peft.load_peft_weights(str(tmp_path)))

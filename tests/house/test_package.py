@@ -58,11 +58,11 @@ def test_every_public_product_cast_and_layer_has_an_example() -> None:
     of_rooms = [each for each in named if callable(each) and str(each.__module__).startswith(rooms)]
     assert len(of_rooms) > 40
     lacking = [each.__qualname__ for each in of_rooms if ">>>" not in (each.__doc__ or "")]
-    assert lacking == ["ExpertRows"], "a type that expert_rows gives"
+    assert lacking == ["ExpertRows"], "the type that expert_rows returns"
 
 
-@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="not in what `make test` sets up")
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch brings CUDA's packages along")
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="not a part of the environment of `make test`")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch depends on CUDA's packages")
 def test_all_that_make_installs_has_its_version_in_a_file() -> None:
     texts = [(ROOT / f"constraints{of}.txt").read_text() for of in ("", "-cu12", "-cu13")]
     pinned = {name for text in texts for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
@@ -188,7 +188,7 @@ def test_the_changes_begin_with_this_release() -> None:
 def test_the_source_distribution_is_the_checkout_and_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     if not list(metadata.distributions(name="build")):
         if THOROUGH:
-            pytest.fail("CI builds the source distribution, and build is not installed", pytrace=False)
+            pytest.fail("CI must build the source distribution, but build is not installed", pytrace=False)
         pytest.skip("the source distribution needs build: pip install build")
     subprocess.run([sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT)], check=True)
     of_tree, of_archive = (zipfile.ZipFile(path) for path in (wheel, tmp_path / wheel.name))
@@ -338,7 +338,7 @@ print(metadata.version("typer"), metadata.version("rich"))
 def test_commands_run_with_the_oldest_versions_that_are_allowed() -> None:
     found = oldest_release.versions()
     if found is None:
-        pytest.skip("the oldest versions are not installed; `make test` does it")
+        pytest.skip("the oldest versions are not installed; `make test` installs them")
     environment = {**os.environ, "PYTHONPATH": f"{oldest_release.FOLDER}{os.pathsep}{ROOT}"}
     run = subprocess.run(
         [sys.executable, "-c", COMMANDS], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
@@ -351,7 +351,7 @@ def test_commands_run_with_the_oldest_versions_that_are_allowed() -> None:
 def test_commands_run_with_the_newest_versions() -> None:
     found = releases.versions()
     if found is None:
-        pytest.skip("the newest versions are not installed; `make test` does it")
+        pytest.skip("the newest versions are not installed; `make test` installs them")
     command = [str(releases.PYTHON), "-c", COMMANDS]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if run.returncode != 0 and releases.newer_than_tried(found):

@@ -186,7 +186,7 @@ def test_commands_know_the_wheel(installed: Path, tmp_path: Path, monkeypatch: p
     archive = tmp_path / "kernels.tar"
     assert CliRunner().invoke(app, ["cache", "export", str(archive)]).output.startswith("1 kernels, ")
     job = precompile.Job("fp8_gemm_dense", SMALL, lambda: kernel_of(SMALL).build(SMALL))
-    assert precompile.run([job], Console(quiet=True)), "ready, though nothing new was kept"
+    assert precompile.run([job], Console(quiet=True)), "ready, although nothing new was stored"
     assert f"{installed}: 1 kernels, 0.0 MB" in str(doctor.examine()[5])
     assert "not used" not in str(doctor.examine()[5])
     monkeypatch.setattr(doctor, "compiler_version", lambda: "13.9.1 CL-1")

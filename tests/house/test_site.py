@@ -166,7 +166,7 @@ def address(site: Path) -> Iterator[str]:
 def browser() -> Iterator[Any]:
     """Start a Chromium without a window."""
     if CHROMIUM is None or not is_there("playwright.sync_api"):
-        pytest.skip("pages are looked at by a Chromium of the system and Playwright, and one of them is not there")
+        pytest.skip("this test needs the system's Chromium and Playwright, and one of them is missing")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

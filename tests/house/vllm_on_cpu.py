@@ -150,7 +150,7 @@ def compare(config: Any, model: Any, tensors: dict[str, Tensor]) -> None:
         with set_forward_context(None, config):
             got = routed.quant_method.apply(routed, x, weights, ids, None, None)
         assert torch.equal(got, experts(x, ids, weights, w1, w2, limit=LIMIT)), of
-        assert not torch.equal(got, experts(x, ids, weights, w1, w2)), "the limit changes nothing"
+        assert not torch.equal(got, experts(x, ids, weights, w1, w2)), "the limit has no effect"
         kinds.add(type(routed.quant_method.moe_kernel.fused_experts).__name__)
     print(*sorted(kinds))
 

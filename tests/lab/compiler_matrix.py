@@ -117,7 +117,7 @@ def installed(version: str, folder: Path) -> tuple[str, Path]:
         subprocess.run(pip, check=True)
     library = other_nvrtc.library(target)
     if library is None:
-        raise RuntimeError(f"{target}: no libnvrtc.so in it")
+        raise RuntimeError(f"{target}: expected a folder with libnvrtc.so")
     (found,) = metadata.distributions(name=other_nvrtc.package(version), path=[str(target)])
     return found.version, library
 
@@ -168,12 +168,12 @@ def same_code(digests: dict[str, dict[str, str]]) -> dict[str, dict[str, int]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile all configurations with several versions of NVRTC.")
     parser.add_argument("--versions", nargs="+", default=MINORS, help='such as 12.8.93, or "newest"')
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where versions are, and what came of kernels")
-    parser.add_argument("--only", default="", help="configurations whose names contain this")
-    parser.add_argument("--digests", type=Path, help="write digests of all machine code to this file, to compare trees")
-    parser.add_argument("--sample", action="store_true", help="the part of the configurations that CI compiles")
-    parser.add_argument("--threads", type=int, default=2, help="kernels that are compiled at the same time")
-    parser.add_argument("--record", type=Path, help="write what was found to this file")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the versions and of outcomes")
+    parser.add_argument("--only", default="", help="only configurations whose names contain this text")
+    parser.add_argument("--digests", type=Path, help="write digests of all machine code to this file")
+    parser.add_argument("--sample", action="store_true", help="only the configurations that CI compiles")
+    parser.add_argument("--threads", type=int, default=2, help="the number of kernels to compile at a time")
+    parser.add_argument("--record", type=Path, help="write the findings to this file")
     options = parser.parse_args()
     chosen = [case for case in cases(sample if options.sample else list) if options.only in case.job.name]
     commit, dirty = git_state()

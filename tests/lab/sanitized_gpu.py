@@ -386,15 +386,15 @@ def judged(tool: str, name: str, finished: bool, found: int | None, reports: dic
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--run", choices=PARTS, help="run this part's problems, under no tool")
+    parser.add_argument("--run", choices=PARTS, help="run this part's problems without a tool")
     parser.add_argument("--every-lane", action="store_true", help="with --run: every lane arrives at mbarriers")
-    parser.add_argument("--tool", action="append", choices=TOOLS, help="this tool alone; may be said again")
-    parser.add_argument("--part", action="append", choices=PARTS, help="this part alone; may be said again")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="the limit of a part under a tool")
-    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="processes beside each other")
-    parser.add_argument("--logs", type=Path, help="a folder for what the tools print")
-    parser.add_argument("--out", type=Path, help="write a record into this file")
-    parser.add_argument("--commit", help="what the record calls the commit, where there is no checkout")
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="run only this tool; may be repeated")
+    parser.add_argument("--part", action="append", choices=PARTS, help="run only this part; may be repeated")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="the time limit of a part under a tool")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="the number of processes at a time")
+    parser.add_argument("--logs", type=Path, help="a folder for the tools' output")
+    parser.add_argument("--out", type=Path, help="write a record to this file")
+    parser.add_argument("--commit", help="the commit's name in the record, if this is no checkout")
     asked = parser.parse_args()
     if asked.run:
         run(asked.run, asked.every_lane)

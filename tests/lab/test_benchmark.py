@@ -735,7 +735,7 @@ def test_new_weights_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) 
     sizes: list[tuple[int, int]] = []
     monkeypatch.setattr("deep_gemm.gemm.api.dense.fp8_gemm_nt", lambda a, b, d: sizes.append(tuple(b[0].shape)))
     calls = host.calls_with_new_weight("cpu", count=4)
-    assert menu_of.cache_info().currsize == 0, "choosing is a part of the first call"
+    assert menu_of.cache_info().currsize == 0, "the first call includes the choice"
     for call in calls:
         call()
     assert len(set(sizes)) == len(sizes) == 5

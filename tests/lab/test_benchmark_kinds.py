@@ -335,7 +335,7 @@ def test_judged_weights_are_those_of_experts_to_which_nothing_was_tuned() -> Non
     assert not judged & fp4.FITTED
     assert {case.shape[0] for case in found} == set(fp4.MS)
     weights = [case.shape[1:] for case in found]
-    assert len(set(weights)) == sum(a != b for a, b in pairwise(weights)) + 1, "those with the same weight lie together"
+    assert len(set(weights)) == sum(a != b for a, b in pairwise(weights)) + 1, "cases of one weight are neighbours"
 
 
 def test_what_the_aims_name_is_measured() -> None:

@@ -40,7 +40,7 @@ def news_if_newer() -> Iterator[None]:
     """Turn a failure into a warning if the release is newer than any release that was tried."""
     found = releases.versions()
     if found is None:
-        pytest.skip("the newest NVRTC and cuda-bindings are not installed; `make test` does it")
+        pytest.skip("the newest NVRTC and cuda-bindings are not installed; `make test` installs them")
     try:
         yield
     except (AssertionError, RuntimeError) as error:
@@ -75,7 +75,7 @@ def test_tests_of_the_driver_compiling_and_the_simulator_pass_with_the_oldest_bi
 ) -> None:
     found = oldest_release.versions()
     if found is None:
-        pytest.skip("the oldest versions are not installed; `make test` does it")
+        pytest.skip("the oldest versions are not installed; `make test` installs them")
     path = {"PYTHONPATH": f"{oldest_release.FOLDER}{os.pathsep}{ROOT}"}
     told = subprocess.run(
         [sys.executable, "-c", "import cuda.bindings, numpy; print(cuda.bindings.__version__, numpy.__version__)"],

@@ -85,9 +85,9 @@ def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> 
     # Twice, in code for ordinary tiles and for others. With small blocks, a thread has the scales of two columns.
     amaxes = of_columns * 2 * (2 if config.block < SCALE_BLOCK // 2 else 1)
     loads = {8: 8, 4: 16, 1: 64}[config.vector]
-    yield found.counts["LDG"] == loads + amaxes, "each element is loaded once, and the largest of a column"
+    yield found.counts["LDG"] == loads + amaxes, "each element and each column's amax is loaded once"
     # A thread computes one scale for its row and one for its column, in code for ordinary tiles and for any tiles.
-    yield found.counts["MUFU"] <= 8, "no element is divided, of which a thread has up to 64"
+    yield found.counts["MUFU"] <= 8, "no element is divided; a thread has up to 64"
 
 
 def cast_of_depths(config: DepthsCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
@@ -99,7 +99,7 @@ def cast_of_depths(config: DepthsCastConfig, found: KernelReport, cubin: bytes) 
     loads = rows * of_row + is_at_once
     if config.source == Source.SILU_ROWS:
         loads = 2 * (3 + 1)  # two rows at a time
-    yield found.counts["LDG"] == loads + 2, "each element is loaded once, and two ends by each thread"
+    yield found.counts["LDG"] == loads + 2, "each element is loaded once, and each thread loads two ends"
     yield found.counts["LDGSTS"] == 3 * rows * is_at_once, "gate, up and ds are copied once"
     # Two for each sigmoid, which gradient and activation compute separately. SILU_AT_ONCE loops over pairs of rows.
     sigmoids = {Source.SILU: 2 * 64, Source.SILU_AT_ONCE: 2 * 8, Source.SILU_ROWS: 2 * 8}.get(config.source, 0)
@@ -109,7 +109,7 @@ def cast_of_depths(config: DepthsCastConfig, found: KernelReport, cubin: bytes) 
 def scales(config: ScalesConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     each = config.rows * config.blocks // config.num_threads
     moves = [found.counts[opcode] for opcode in ("LDG", "STS", "LDS", "STG")]
-    yield moves == [each] * 4, "each scale is loaded, laid down, taken up and stored once"
+    yield moves == [each] * 4, "each scale is loaded once, passes shared memory once, and is stored once"
 
 
 def softmax(config: SoftmaxConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
@@ -121,7 +121,7 @@ def softmax(config: SoftmaxConfig, found: KernelReport, cubin: bytes) -> Iterato
 
 def decode(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     # A release at cluster scope is a barrier for the whole GPU, half a microsecond. Only the zeros of padding need one.
-    yield found.counts["MEMBAR"] == (config.work is IDS), "a cluster's sums cross without a release"
+    yield found.counts["MEMBAR"] == (config.work is IDS), "a cluster's sums are sent without a release"
 
 
 def sums(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
@@ -133,10 +133,10 @@ def few_rows(config: HcFewConfig, found: KernelReport, cubin: bytes) -> Iterator
     mnemonics = [instruction.mnemonic for instruction in code.instructions]
     wait, products = mnemonics.index("ACQBULK"), mnemonics.index("HMMA")
     loads = config.ahead * (2 + config.block_n // 8 * 2)
-    yield "LDG" not in mnemonics[:wait], "rows are loaded behind the wait for the kernel ahead"
-    yield mnemonics[wait:products].count("LDG") == loads, "many are loaded at a time"
-    yield mnemonics.count("LDG") == 2 * loads, "none is loaded twice"
-    yield mnemonics.count("HMMA") == config.ahead * config.block_n // 8 * 4, "products are there once"
+    yield "LDG" not in mnemonics[:wait], "rows are loaded after the wait for the kernel ahead"
+    yield mnemonics[wait:products].count("LDG") == loads, "many rows are loaded at a time"
+    yield mnemonics.count("LDG") == 2 * loads, "no row is loaded twice"
+    yield mnemonics.count("HMMA") == config.ahead * config.block_n // 8 * 4, "the code has each product once"
 
 
 MORE: dict[str, Callable[[Any, KernelReport, bytes], Iterator[tuple[bool, str]]]] = {
@@ -175,7 +175,7 @@ def test_machine_code_is_what_was_planned(case: str) -> None:
     told = "".join(f"\n  - {problem}" for problem in problems)
     assert not problems, (
         f"{case} compiles, but its machine code is not as planned:{told}\n"
-        f"To look at it: python -m lab inspect {kernel.name} --config '{config.name}'"
+        f"To inspect it: python -m lab inspect {kernel.name} --config '{config.name}'"
     )
     if kernel in ORDINARY and not getattr(config, "is_second", False):  # the second product loads weights early
         assert_loads_nothing_early(built)

@@ -48,7 +48,7 @@ def test_no_commit_raises_a_ceiling() -> None:
 def test_a_raised_ceiling_is_seen() -> None:
     lower = CEILINGS | {WHEEL: CEILINGS[WHEEL] - 1}
     assert house.raised(ceilings_in(f"CEILINGS = {{\n{str(lower)[1:-1]}\n}}\n")) == {WHEEL: 1}
-    assert house.raised({}) == {}, "a count that is new"
+    assert house.raised({}) == {}, "a new count is no raised ceiling"
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ def test_reducing_stores_of_two_blocks_add_up(seed: int) -> None:
 
 def test_having_been_read_is_not_having_been_written() -> None:
     out = run("store_then_read", schedule="late_stores")
-    assert out[2047].isnan(), "what the thread found"
-    assert out[0] == 7, "what is there in the end"
+    assert out[2047].isnan(), "the value that the thread read"
+    assert out[0] == 7, "the value in the end"
 
 
 # ---- WGMMA
@@ -183,7 +183,7 @@ def test_conversions_round_to_nearest_even_and_keep_nan() -> None:
 @pytest.mark.parametrize("schedule", ["even", "late_stores"])
 def test_what_is_sent_by_st_async_is_poison_until_its_mbarrier_was_waited_for(schedule: str) -> None:
     out = run("async_exchange", num_sms=2, cluster_size=2, schedule=schedule)
-    assert out[:4].isnan().all(), "neither what was there before, which is overwritten, nor what comes"
+    assert out[:4].isnan().all(), "neither the value before, which is overwritten, nor the new value"
     assert out[4:8].tolist() == [1, 2, 3, 4]
 
 
@@ -221,7 +221,7 @@ def test_a_grid_larger_than_the_gpu_runs_in_waves_of_clusters() -> None:
     ranks, turns = out[:20].reshape(10, 2).T.tolist()
     assert ranks == [0, 1] * 5
     assert sorted(turns) == list(range(10))
-    assert all(turn >= (i // 2 - 1) * 2 for i, turn in enumerate(turns)), "two clusters at a time"
+    assert all(turn >= (i // 2 - 1) * 2 for i, turn in enumerate(turns)), "two clusters run at a time"
     assert out[20:].isnan().all()
 
 

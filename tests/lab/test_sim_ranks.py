@@ -95,7 +95,7 @@ def test_words_that_come_behind_their_flag_are_noticed(old: str, new: str) -> No
         except SimulationError as error:  # the words arrived after the acquire, but before their reader read them
             assert "no acquire of a flag of that rank lies in between" in error.what
             return
-    raise AssertionError("every run gave what is right")
+    raise AssertionError("every run gave the right words")
 
 
 def test_a_load_without_acquire_names_who_wrote() -> None:

@@ -216,7 +216,7 @@ def test_the_packages_constants_are_the_fits_to_the_files_that_they_name() -> No
     for name in NAMES:
         for factor in (0.95, 1.05):
             changed = tune_fit._Search(files, tune_fit._changed(search.timings, name, None, factor))
-            assert changed.loss > 0.999 * search.loss, f"{name} fits better if it is {factor} of what it is"
+            assert changed.loss > 0.999 * search.loss, f"{name} fits better if it is multiplied by {factor}"
 
 
 def test_choices_are_as_good_on_products_that_the_fit_never_saw() -> None:

@@ -79,7 +79,7 @@ def test_a_bias_is_added_in_fp32_and_the_sum_is_rounded_once(dtype: torch.dtype)
     values, scales = per_token_cast_to_fp8(x)
     exact = dequantize(values, scales) @ dequantize(*w, rows=128).t() + bias.double()
     assert bool(((out.double() - exact).abs() <= exact.abs() * BF16_UNIT + 1e-4).all())
-    assert not same_bits(out, called(x, w) + bias.to(torch.bfloat16)), "not rounded before the bias is added"
+    assert not same_bits(out, called(x, w) + bias.to(torch.bfloat16)), "the sum is rounded before the bias is added"
 
 
 @pytest.mark.parametrize("with_bias", [None, torch.bfloat16, torch.float32])

@@ -55,7 +55,7 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(
     assert (gpu.last.grid, gpu.last.cluster) == (linear_decode.grid(config, m, N), config.cluster_size)
     assert [word(gpu, name) for name in ("map_b", "x", "sfb", "d")] == [t.data_ptr() for t in (w[0], x, w[1], out)]
     assert word(gpu, "c") == (0 if bias is None else bias.data_ptr())
-    assert word(gpu, "x_pitch") >> 32 == (k // 128 if scales is None else len(scales) - 1), "sfb_stride_n is behind it"
+    assert word(gpu, "x_pitch") >> 32 == (k // 128 if scales is None else len(scales) - 1), "sfb_stride_n follows it"
     if m > 1:
         assert [word(gpu, name) for name in ("d_pitch", "c_pitch")] == [N + 8, 0]
 

@@ -100,7 +100,7 @@ def assert_calls(
     for number in others:
         one = tokens_of(number, types, hidden)
         assert same_bits(deep_gemm.experts(*one, *both, **said), right(*one, *both, **said))
-    assert not seen.made, "other tokens have the same records"
+    assert not seen.made, "other numbers of tokens use the same records"
 
 
 @pytest.mark.parametrize("types", [USUAL, OTHER_TYPES])

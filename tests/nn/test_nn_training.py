@@ -62,7 +62,7 @@ def test_curves_that_only_seem_to_agree_are_refused() -> None:
     guess = [2.77] * example.STEPS
     assert compared(guess, guess).why_not().startswith("BF16 learned too little")
     assert compared([1.2] * 300, [float("nan")] * 300).why_not().startswith("FP8 ends at nan")
-    assert compared([1.2] * 300, [1.17] * 300).why_not() is not None, "better is as suspicious as worse"
+    assert compared([1.2] * 300, [1.17] * 300).why_not() is not None, "a better curve is as suspicious as a worse one"
     assert compared([1.2] * 300, [1.21] * 300).why_not() is None
 
 

@@ -71,7 +71,7 @@ def assert_right(p: Problem, got: Tensor, right: Tensor, config: GemmConfig | No
     mistakes = describe_mistakes(got, right, allowed, (config.block_m, config.block_n) if config else None)
     assert mistakes is None, f"{config.name if config else 'chosen'}: {mistakes}"
     relative = float((got.double() - right.double()).norm() / right.double().norm())
-    assert relative < RELATIVE[got.dtype], f"{relative:.1e} of the whole result"
+    assert relative < RELATIVE[got.dtype], f"{relative:.1e} for the whole result"
 
 
 FINE = [config for config in configs.reachable_dense() if config.operands in FINE_OPERANDS]
