@@ -144,7 +144,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _may_be_fewer(item: pytest.Item) -> bool:
-    """Tell whether a run may skip cases: those marked `combinations` and the simulator's; outside CI also two more."""
+    """Tell whether a run may skip cases: of `combinations` and the simulator; without CI also `few` and operators."""
     if item.get_closest_marker("combinations") or item.path.name.startswith("test_sim_"):
         return True
     return not THOROUGH and bool(item.get_closest_marker("few") or item.path.name.startswith("test_ops_"))
@@ -157,7 +157,7 @@ def _values(item: pytest.Item) -> Iterable[Hashable]:
 
 
 def _told(value: object) -> str:
-    """Return a parameter's `repr`, computed once. An id identifies it, since cases share parameters and keep them."""
+    """Compute each parameter's `repr` only once. Its id is the key: cases share parameters and keep them alive."""
     if id(value) not in _TOLD:
         _TOLD[id(value)] = repr(value)
     return _TOLD[id(value)]
@@ -204,7 +204,7 @@ def by_family(stats: Mapping[str, Sequence[Any]], left_out: Mapping[str, int], *
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """Send a file's tests to one worker, as they share compiled kernels, and all GPU tests to one; spread slow ones."""
+    """Send a file's tests to one worker, which compiles once, and all GPU tests to one; spread tests that compile."""
     scheduler: Any = importlib.import_module("xdist.scheduler")
 
     class Scheduler(scheduler.LoadScopeScheduling):  # type: ignore[misc]

@@ -325,7 +325,7 @@ def assert_caught(mutation: Mutation, trials: Sequence[Trial]) -> None:
 
 
 def pointer_members(params: Params) -> list[str]:
-    """Return the parameters' members that hold addresses."""
+    """Return the members that hold addresses: each is a place of a plan, or its `numbers` set it to zero."""
     return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]
 
 

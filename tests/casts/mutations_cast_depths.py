@@ -1,4 +1,4 @@
-"""Mistakes in the cast_depths kernel, and the trials that must notice them. The cast of a tile: see cast_tiles."""
+"""Mistakes in the cast_depths kernel, and the trials that must notice them. Its tiles: mutations_cast_tiles.py."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ MUTATIONS = [
     Mutation("the activation's columns are as many as gate's and up's", _SILU, "p.activated_stride_of_block, half)", "p.activated_stride_of_block, p.k)", shows_in=SILU),
     Mutation("the activation's tiles are the gradient's", _SILU, "if (block < p.gradient_tiles)", "if (block <= p.gradient_tiles)", shows_in=SILU),
     Mutation("tiles of the activation begin behind the gradient's", _SILU, "group, block - p.gradient_tiles);", "group, block);", shows_in=SILU),
-    # SiLU with gate and up in one tile
+    # SiLU's activation and both gradients by one CTA (SILU_AT_ONCE)
     Mutation("gate at once is up", _AT_ONCE, "slot_of(shared, kUp, i), gate + up)", "slot_of(shared, kUp, i), gate)", shows_in=AT_ONCE),
     Mutation("columns at once are the first tile's", _AT_ONCE, "(tile.column + column_of(tile.lane, 0)) * kInputBytes", "column_of(tile.lane, 0) * kInputBytes", shows_in=AT_ONCE),
     Mutation("gates at once of the first group", _AT_ONCE, "p.x + uint64_t{group.first_row + row} * p.x_pitch", "p.x + uint64_t{row} * p.x_pitch", shows_in=AT_ONCE),

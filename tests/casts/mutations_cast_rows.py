@@ -67,7 +67,7 @@ MUTATIONS = [
     Mutation("the first element of a word twice", _VALUES, "return element % kElementsOfWord == 0 ? elements.x : elements.y;", "return elements.x;"),
     # Order
     Mutation("x is loaded before the kernel ahead has ended", _KERNEL, "  ptx::griddepcontrol_wait();\n", ""),
-    # Ordinary blocks and any blocks
+    # Code for ordinary blocks, and code for any blocks
     Mutation("other blocks are left out", _BLOCK, "    cast_unit<false>(p, unit, targets, block, lane, held);", "    return;"),
     Mutation("other blocks are tried as ordinary ones again", _BLOCK, "    cast_unit<false>(p", "    cast_unit<true>(p"),
     Mutation("every block counts as ordinary", _BLOCK, "if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;", ""),

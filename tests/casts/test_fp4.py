@@ -140,7 +140,7 @@ def test_weights_that_are_mxfp4_come_back_as_they_were(seed: int, shape: tuple[i
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_group_is_cut_off_where_rounding_up_would_lose_more(device: str) -> None:
-    """Up to 7, the largest is cut off to 6, as near as 8, the next scale's number. Above 7, 8 is nearer."""
+    """The largest number up to 7 is cut off to 6: the next scale's 8 is no nearer. Above 7, 8 is nearer."""
     w = torch.zeros(3, 32, device=device)
     w[:, 0], w[:, 1] = torch.tensor([7.0, 7.001, -6.9], device=device), 1.0
     packed, scales = quantize_mxfp4(w)
@@ -173,7 +173,7 @@ def test_a_group_without_a_scale_is_nan(strange: float, device: str) -> None:
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 def test_the_error_is_no_more_than_that_of_either_scale_that_might_be(seed: int, dtype: torch.dtype) -> None:
-    """Values up to 6 times the chosen scale round to the nearest code. Others lose at most 1/7 of the largest."""
+    """Values up to 6 times the scale round to the nearest code. Larger values lose at most 1/7 of the largest value."""
     w = torch.randn(5, 96, generator=torch.Generator().manual_seed(seed)).to(dtype)
     packed, exponents = quantize_mxfp4(w)
     scales = (2.0 ** (exponents.float() - 127)).repeat_interleave(32, 1)

@@ -110,7 +110,7 @@ def test_sizes_out_of_range_reach_nothing_outside() -> None:
 
 @pytest.mark.parametrize("exponent", [1, 20, 36, 37, 38, 40, 60, 127, 140, 200, 254])
 def test_scales_of_every_mantissa(exponent: int) -> None:
-    """Make a row of each FP32 number with this biased exponent. Its quotient is 448, or next to 448."""
+    """Cast each FP32 number with this biased exponent as a row of its own. The quotient is 448 or next to 448."""
     bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
     x = bits.view(torch.float32).view(-1, 1)
     for same in (x, -x):
@@ -121,7 +121,7 @@ def test_scales_of_every_mantissa(exponent: int) -> None:
 @pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
 @pytest.mark.parametrize("to", [PER_ROW, *(Target(columns=columns, format=FP4) for columns in FP4.blocks)], ids=str)
 def test_quotients_of_every_mantissa(to: Target, exponent: int) -> None:
-    """Cast 65536 rows of 128 consecutive elements, then multiply the rows so that other scales divide them."""
+    """Cast all FP32 numbers with this exponent in 65536 rows of 128, then their products with other factors."""
     bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
     x = bits.view(torch.float32).view(-1, 128)
     for factor in (1.0, 1 / 3, 0.7):
@@ -195,7 +195,7 @@ def test_what_both_casts_give_is_what_products_take() -> None:
     assert deep_gemm.calc_diff(found.float(), right) < 1e-3
 
 
-# Casts of groups of rows along their rows on a GPU: the references, the same bits each time, graphs, no waits.
+# Casts of groups along their rows on a GPU: the references' results, the same bits each time, graphs, no waits.
 
 
 SIZES = [(1, 1, 16, 16), (40, 5, 144, 80), (700, 128, 256, 208), (3000, 7, 2048, 768), (20, 1000, 64, 64)]

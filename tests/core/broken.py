@@ -18,7 +18,7 @@ OURS = tuple(f"{ROOT / folder}/" for folder in ("deep_gemm", "lab", "tests"))
 
 
 class Broken(MetaPathFinder):
-    """Gives one module this text in place of its source."""
+    """Finds one module, and replaces its source by a text."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.text = name, text

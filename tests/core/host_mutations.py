@@ -1,4 +1,4 @@
-"""Mistakes in the host's half of a launch, and the trials that must notice them by running its packed parameters.
+"""Mistakes in the host's half of a launch, and the trials that must notice them: they run kernels with its parameters.
 
 A mutation replaces some text of one module of the package. A process of its own imports the package with that module
 broken, so that the simulator's launches run the broken code.

@@ -78,7 +78,7 @@ def contiguous_case(layout: str, major: str = "nt", zero_padding: bool = True) -
     extra: dict[str, Any]
     if layout == "ids":
         ids[:37], ids[40:41], ids[50:90], ids[200:210] = 2, 0, 2, 1
-        padding = (torch.arange(m) < 256) & (ids < 0)  # zeros; the product leaves the rows behind them as they are
+        padding = (torch.arange(m) < 256) & (ids < 0)  # these become zeros; the rows behind them are not written
         extra = {"grouped_layout": ids}
     elif layout == "ends":
         ends = torch.tensor([37, 128, 300], dtype=torch.int32)

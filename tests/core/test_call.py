@@ -1,4 +1,4 @@
-"""Calls by records: a call like an earlier one makes the launches of a call without a record, without its checks."""
+"""Calls by records: a call like an earlier one makes the same launches as without a record, and skips the checks."""
 
 from __future__ import annotations
 
@@ -602,7 +602,7 @@ def test_what_is_said_counts_with_its_type(gpu: FakeGpu) -> None:
 
 
 def learned(x: Tensor) -> Tensor:
-    """Return the values of x as autograd's result of a tensor that requires a gradient."""
+    """Return a copy of x that autograd has computed from a tensor which requires a gradient."""
     return x.detach().clone().requires_grad_().clone()
 
 

@@ -233,7 +233,7 @@ def test_every_truncation_is_a_value_error() -> None:
 @given(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=8), st.booleans())
 def test_overwritten_bytes_are_read_or_are_a_value_error(edits: list[tuple[int, int]], in_tables: bool) -> None:
     cubin = bytearray(compiled(TWO).cubin)
-    # Most of a cubin is code, which cannot be parsed wrongly; a reader can fail in the tables at the end.
+    # Most bytes are code, where every value can be read. A wrong byte in the tables at the end may stop a reader.
     start = struct.unpack_from("<Q", cubin, 0x28)[0] if in_tables else 0
     for at, value in edits:
         cubin[start + at % (len(cubin) - start)] = value

@@ -86,7 +86,7 @@ def named(cases: Cases) -> pytest.MarkDecorator:
 
 
 def learned(x: Tensor) -> Tensor:
-    """Return x as autograd's result of a tensor that requires a gradient."""
+    """Return a copy of x that autograd has computed from a tensor which requires a gradient."""
     return x.detach().clone().requires_grad_().clone()
 
 

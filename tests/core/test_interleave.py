@@ -32,7 +32,7 @@ from deep_gemm.gemm.kinds.output import Output
 
 YIELD_AND_REUSE = 1 << 45 | 0xF << 58
 PLAIN = tile_config(64, 128, Output())
-"""Has one math warpgroup. No compiler interleaves its FFMAs, so the pass finds work with every NVRTC."""
+"""This configuration has one math warpgroup. No compiler interleaves its FFMAs, so the pass always finds work."""
 
 
 def decode(block_tokens: int, num_math_warpgroups: int, ctas_per_sm: int) -> DecodeConfig:

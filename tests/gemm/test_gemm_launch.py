@@ -180,7 +180,7 @@ def test_the_configuration_is_printed_once_for_each_m_where_that_is_asked_for(
     a, b, d = operands(*LARGE)
     for _ in range(2):
         deep_gemm.fp8_gemm_nt(a, b, d)
-    others = [operands(m, 2112, 1024) for m in (2047, 8, 2047, 2046)]  # of the same kernel, of another, seen, new
+    others = [operands(m, 2112, 1024) for m in (2047, 8, 2047, 2046)]  # same kernel, another kernel, seen m, new m
     for a, b, d in others:
         deep_gemm.fp8_gemm_nt(a, b, d)
     out, err = capsys.readouterr()
@@ -277,7 +277,7 @@ def test_a_dependent_launch_is_what_set_pdl_says(gpu: FakeGpu, shape: tuple[int,
 def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, m: int, is_enabled: bool
 ) -> None:
-    """Records do so for other rows too. Only after a cast does the decode kernel know that its weight is ready."""
+    """Launches by other rows' records are dependent too. Only after a cast does the decode kernel load B early."""
     deep_gemm.set_pdl(is_enabled)
 
     def weight_is_ready() -> int | None:

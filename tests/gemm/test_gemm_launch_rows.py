@@ -199,7 +199,7 @@ def test_a_call_like_one_before_is_not_checked_again(gpu: FakeGpu, monkeypatch: 
 @pytest.mark.parametrize("out", ["d", "sfd"])
 @pytest.mark.parametrize("other", ["a", "sfa", "b", "sfb", "ends", "row_weights"])
 def test_outputs_that_lie_over_an_input_are_looked_at_closely(gpu: FakeGpu, out: str, other: str) -> None:
-    """Only the addresses of the second call differ, but its record must not serve it."""
+    """The second call differs only in addresses, but the record of the first call must not serve it."""
     p = problem()
     call(p)
     name, member = {"d": "d", "sfd": "scales"}[out], {"ends": "c"}.get(other, other)

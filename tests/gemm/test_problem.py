@@ -748,7 +748,7 @@ def test_parameters_of_values_and_scales_give_the_same_result_without_a_graph(ki
 
 
 def learned(x: torch.Tensor) -> torch.Tensor:
-    """Return x as autograd's result of a tensor that requires a gradient."""
+    """Return a copy of x that autograd has computed from a tensor which requires a gradient."""
     return x.detach().clone().requires_grad_().clone()
 
 

@@ -2,8 +2,8 @@
 
     python tests/house/oldest_release.py
 
-installs them, as `make test` does, so that a test and not a user notices a lower bound that has become wrong. They are
-the command line's packages, numpy, and the CUDA bindings of the major version that the environment has. torch is left
+installs the versions, as `make test` does, so that a test and not a user notices a lower bound that is wrong. These are
+versions of the command line's packages, numpy, and the CUDA bindings of the environment's major version. torch is left
 out, as it is too large to download each time. Without a network, the tests run without these versions.
 """
 

@@ -440,7 +440,7 @@ def test_a_shipped_cache_serves_where_there_isno_compiler(
     run("cache", "export", str(archive))
     assert archive.read_bytes() == first, "the same kernels give the same bytes, so an image's layer stays the same"
 
-    # On another machine: the only directory with kernels is read-only, and NVRTC is missing.
+    # On another machine: kernels are in a directory that is only read, and NVRTC is missing.
     as_new_process(monkeypatch, DG_JIT_CACHE_DIR=tmp_path / "there")
     told = f"{len(made)} kernels, made by NVRTC {compiler.compiler_version()}, are in"
     assert told in printed("cache", "import", str(archive))

@@ -266,7 +266,7 @@ def test_every_product_takes_an_epilogue_of_none_alone() -> None:
 
 
 def test_arguments_go_by_names_of_other_eras() -> None:
-    deep_gemm: Any = importlib.import_module("deep_gemm")  # hides these names from type checkers, which know today's
+    deep_gemm: Any = importlib.import_module("deep_gemm")  # type checkers know only today's names
     packed = torch.tensor([[0x7F7F7F7F]], dtype=torch.int32)
     assert deep_gemm.unpack_ue8m0_from_int(packed_sf=packed).tolist() == [[1.0] * 4]
     pairs = torch.tensor([[0x21], [0x43]], dtype=torch.int8)

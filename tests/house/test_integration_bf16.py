@@ -60,7 +60,7 @@ moe = pytest.importorskip("transformers.integrations.moe")
 
 
 class Experts(torch.nn.Module):
-    """A mixture in the form in which transformers' models define theirs."""
+    """A mixture that is defined like the mixtures of transformers' models."""
 
     def __init__(self, config: Any, turned: bool = False) -> None:
         super().__init__()

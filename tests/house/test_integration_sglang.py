@@ -1,4 +1,4 @@
-"""The plugin for SGLang, with a replacement of SGLang that has the parts of 0.5.23 which the plugin changes."""
+"""The plugin for SGLang, with a replacement of SGLang that has the parts of 0.5.23 which the plugin uses."""
 
 import importlib
 import logging

@@ -1,4 +1,4 @@
-"""The plugin for vLLM, with a replacement of vLLM that has the parts of 0.26 which the plugin changes."""
+"""The plugin for vLLM, with a replacement of vLLM that has the parts of 0.26 which the plugin uses."""
 
 import importlib
 import logging

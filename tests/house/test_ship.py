@@ -154,7 +154,7 @@ def test_a_wheel_may_be_as_open_as_the_package_and_no_more(
     code.write_text("")
     monkeypatch.setattr(cache_module, "__file__", str(code))
     (kernel,) = installed.glob("*.kernel")
-    for path, mode in ((code, 0o664), (installed, 0o775), (kernel, 0o664)):  # pip leaves these modes under umask 002
+    for path, mode in ((code, 0o664), (installed, 0o775), (kernel, 0o664)):  # as pip sets them under umask 002
         path.chmod(mode)
     assert kernel_of(SMALL).build(SMALL).cubin
     assert "not used" not in str(doctor.examine()[5])

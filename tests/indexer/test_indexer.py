@@ -30,7 +30,7 @@ FUNCTIONS = {
 
 
 def defined(logits: Tensor, given: dict[str, Any]) -> Tensor:
-    """Return the defined logits: all logits of keys in rows; for keys in pages only those of the contexts."""
+    """Return the defined logits: all logits of keys in rows; for keys in pages only the contexts' logits."""
     if given is ROWS:
         return logits
     return logits[torch.arange(logits.shape[1]) < P.contexts.reshape(-1, 1)]

@@ -1,4 +1,4 @@
-"""The indexer's kernels, their own sources, in the simulator: all forms, heads, depths, ranges, pages and contexts."""
+"""The sources of the indexer's kernels in the simulator: all forms, heads, depths, ranges, pages and contexts."""
 
 from __future__ import annotations
 

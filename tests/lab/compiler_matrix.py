@@ -74,7 +74,7 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Return a digest of all that decides the outcome but the compiler. Of the headers, it covers included ones."""
+        """Return a digest of all that decides the outcome except the compiler. Only included headers count."""
         decisive = (flat(self.job.source, self.job.headers), full_options(self.job.options), self.plan)
         return hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
 

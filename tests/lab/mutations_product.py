@@ -1,4 +1,4 @@
-"""Mistakes in docs/learn/product.cuh, of kinds that such kernels have had."""
+"""Mutations of docs/learn/product.cuh: mistakes that were once made in such kernels."""
 
 from __future__ import annotations
 

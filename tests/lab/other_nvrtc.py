@@ -1,6 +1,6 @@
 """Compile with versions of NVRTC other than the installed one.
 
-Each compiles in a process of its own: two NVRTCs in one process may use each other's symbols.
+Each version compiles in a process of its own: two NVRTCs in one process may use each other's symbols.
 """
 
 from __future__ import annotations

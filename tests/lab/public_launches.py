@@ -31,7 +31,7 @@ ROOM, AHEAD = 1 << 31, 1 << 28
 """Bytes of the memory, and unused bytes at its beginning: a map may begin ahead of its tensor."""
 ALIGNMENT = 256
 ROWS, ROWS_OF_GROUPS = (1, 8, 64, 130, 512, 4096), (1, 8, 64, 300)
-"""Rows of a problem. A call with one row more follows each, which a record of the first call may serve."""
+"""Numbers of rows. After each, a call with one row more follows, which the first call's record may serve."""
 WEIGHTS = (2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048), (576, 7168), (512, 512)
 PACKAGE = str(Path(deep_gemm.__file__).parent)
 E4M3, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
@@ -296,7 +296,7 @@ def launched(gpu: Gpu, room: Room, case: Case) -> list[str]:
 
 
 def python_calls() -> dict[str, int]:
-    """Count the package's functions that calls of a dense product run: a weight's first call, a like one, new rows.
+    """Count the package's functions that a dense product runs: a weight's first call, an equal call, calls of new rows.
 
     A weight of another shape was multiplied before, so imports and menus of tiles do not count. Nor does replay.py,
     since replay.c replaces it.

@@ -1,4 +1,4 @@
-"""Run kernels in the simulator with both compiled by ASan and UBSan. ASan must be preloaded.
+"""Run kernels in the simulator, both compiled with ASan and UBSan. ASan must be preloaded.
 
     LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python tests/lab/sanitized_sim.py
 
@@ -23,7 +23,7 @@ WHOLE, BEHIND = "squares[row][0] + squares[row][1];", "squares[row][0] + squares
 def main() -> None:
     library._FLAGS = (*library._FLAGS, *FLAGS)
     library._MODEL_FLAGS = ("-O1",)  # compiles in half the time
-    library._LIBRARIES = ()  # would lack the sanitizers
+    library._LIBRARIES = ()  # links the sanitizers' libraries too
     for kind in TRIALS:
         config = next(each for each in kind.kernel.configs() if kind.takes(each))
         print(f"{kind.kernel.name} {config.name}", flush=True)

@@ -143,7 +143,7 @@ def gradients(function: Any, x: Tensor, bias: Tensor | None, grad: Tensor) -> li
 @pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (0,)])
 @pytest.mark.parametrize("n", [8, 136, 272])
 def test_gradients_of_x_and_of_the_bias(n: int, leading: tuple[int, ...], dtype: torch.dtype) -> None:
-    """They are a product of the cast gradient with the same weight, and a sum in FP32."""
+    """x's gradient is a product of the cast gradient with the same weight. The bias's gradient is a sum in FP32."""
     x, w, bias, grad = random_x(*leading, K, dtype=dtype), weight(n), random_x(n, seed=2), random_x(*leading, n, seed=3)
     out, of_x, of_bias = gradients(lambda x, bias: linear(x, w, bias=bias), x, bias, grad)
     assert out is not None and of_x is not None and of_bias is not None

@@ -236,7 +236,7 @@ def test_what_is_kept_is_x_and_gate_and_up_and_small_things(products: str) -> No
     assert small == 4 * (4 * tokens * TOPK + 2 * NUM)
 
 
-# In the company of torch
+# Together with torch's own features
 
 
 def test_a_router_learns() -> None:

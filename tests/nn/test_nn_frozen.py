@@ -106,7 +106,7 @@ def test_values_are_parameters_that_nobody_trains() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_gradients_flow_through_frozen_experts(dtype: torch.dtype, limit: float | None, products: str) -> None:
-    """They have the bits of `nn.Experts`, which casts the same weights, also within `keep_casts`."""
+    """Gradients have the bits of `nn.Experts`, which casts the same weights, also within `keep_casts`."""
     torch.manual_seed(0)
     trained = deep_gemm.nn.Experts(NUM, HIDDEN, INTER, limit, products=products)
     cast: Any = deep_gemm.per_block_cast_to_fp8 if products == "fp8" else torch.Tensor.bfloat16

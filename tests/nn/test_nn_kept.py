@@ -18,7 +18,7 @@ TOKENS, HIDDEN, INTER, NUM = 24, 144, 80, 4
 
 
 class Model(torch.nn.Module):
-    """A model with a layer of each kind. Three layers share one weight."""
+    """A model with a layer of each kind. Three of its weights are cast."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()

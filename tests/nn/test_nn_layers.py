@@ -100,7 +100,7 @@ def test_a_model_is_compiled_as_one_graph_of_the_same_bits(
     name: str, device: str, backend: str, frozen: str, dtype: torch.dtype
 ) -> None:
     """A graph must not round a gradient before its cast: rounding to BF16 first would give other bits of FP8."""
-    without_bias = {} if "experts" in name else {"bias": False}  # Inductor adds up its gradient in another order
+    without_bias = {} if "experts" in name else {"bias": False}  # Inductor adds up a bias's gradient in another order
     model = Within(layer_of(name, **without_bias).to(device), lambda layer, *given: layer(*given).relu())
     next(model.parameters()).requires_grad_(frozen != "the first weight")
     counter = CompileCounterWithBackend(backend)

@@ -1,4 +1,4 @@
-"""A linear layer that is trained in FP8: torch's arguments, three products of casts, and no work without need."""
+"""A linear layer that is trained in FP8: torch's arguments, three products of casts, and no work that is not needed."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def test_a_result_that_is_added_to_main_grad_is_changed_in_place() -> None:
     assert layer.weight.main_grad.any()
 
 
-# In the company of torch
+# Together with torch's own features
 
 
 def test_a_tracer_of_fx_takes_layers_as_leaves() -> None:

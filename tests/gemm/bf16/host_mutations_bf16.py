@@ -104,7 +104,7 @@ TRIALS: dict[str, Callable[[], None]] = {
 }
 
 
-# Mutations: a module, a text, its replacement, and trials of which one must notice the mistake
+# Mutations: a module, a text, its replacement, and trials. One of the trials must notice the mistake.
 
 ONE, TURNED_ONE, SPLIT, HEADS = "bf16", "bf16 turned", "bf16 split", "bf16 heads"
 ROWS = ("bf16 ids", "bf16 ends", "bf16 counts")

@@ -298,7 +298,7 @@ class Unread(Tensor):
 @pytest.mark.parametrize("ks", [(64, 0, 128), (3, 0, 70), (64, 64, 0)])
 @pytest.mark.parametrize("said", ["host", "tensor", "both", "ends"])
 def test_who_computes_groups_along_k(monkeypatch: pytest.MonkeyPatch, ks: tuple[int, ...], said: str) -> None:
-    """Depths of whole k-blocks that the host knows become parameters. Else the GPU counts, and the host never waits."""
+    """If the host knows depths of whole k-blocks, they become parameters. Else the GPU counts; the host never waits."""
     problems: list[Any] = []
     monkeypatch.setattr(bf16_depths, "run_parts", problems.append)
     a, b, tensor = numbers(192, 8), numbers(192, N), int32(*ks).as_subclass(Unread)

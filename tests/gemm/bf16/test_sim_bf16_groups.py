@@ -86,7 +86,7 @@ def test_the_deepest_parts_come_first() -> None:
 
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
 def test_no_cluster_straddles_two_groups(cluster: tuple[int, int]) -> None:
-    """If a group has an odd number of tiles, its last tile has no neighbour: the CTA must not take the next group's."""
+    """If a group has an odd number of tiles, no CTA may pair its last tile with a tile of the next group."""
     config = bf16_config(128, 128, Output(is_fp32=True, adds_to_d=True, work=works.PARTS), TN, *cluster)
     Bf16DepthsTrial(config, (384, 256), 296, 296, 3, num_sms=4).run()
 
@@ -116,7 +116,7 @@ def test_groups_along_k_of_any_depth(
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
 @pytest.mark.parametrize("on_gpu_alone", [True, False])
 def test_no_cluster_straddles_two_counted_groups(cluster: tuple[int, int], on_gpu_alone: bool) -> None:
-    """If a group has an odd number of tiles, its last tile has no neighbour: the CTA must not take the next group's."""
+    """If a group has an odd number of tiles, no CTA may pair its last tile with a tile of the next group."""
     config = bf16_config(128, 128, OF_COUNTED[2], TN, *cluster)
     Bf16CountedTrial(config, (384, 256), 296, 296, 3, on_gpu_alone=on_gpu_alone, more_rows=0, num_sms=4).run()
 

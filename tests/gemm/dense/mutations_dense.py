@@ -1,4 +1,4 @@
-"""Mistakes in the fp8_gemm kernel of kinds that such kernels have had, and the trials that must notice them."""
+"""Mistakes that were once made in kernels like fp8_gemm, and the trials that must notice them."""
 
 from __future__ import annotations
 

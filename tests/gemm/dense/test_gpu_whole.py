@@ -1,4 +1,4 @@
-"""Scales of all of k, and biases, on a GPU: the reference's bits, where sums are promoted, graphs, mixtures."""
+"""One scale for all of k, and biases, on a GPU: the reference's bits, promotion of sums, graphs, mixed scales."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_runs_and_tails_of_any_depth(run_k_blocks: int, num_partials: int, num_k
 @pytest.mark.parametrize("num_partials", [1, 2])
 @pytest.mark.parametrize("run_k_blocks", [1, 8, 16, 32])
 def test_runs_of_any_length(run_k_blocks: int, num_partials: int) -> None:
-    """Test fewer blocks than a run, a run, a block more, and more than the 32 whose scales a warp holds."""
+    """Test less than a run, a run, a block more, past the 32 blocks whose scales a warp holds; with a tail or not."""
     whole = GemmConfig(64, 16, 3, 1, num_partials=num_partials, run_k_blocks=run_k_blocks, panel_columns=16)
     for num_k_blocks in one_in(2, sorted({1, run_k_blocks - 1, run_k_blocks, run_k_blocks + 1, 64, 67} - {0})):
         config = replace(whole, has_tail=num_k_blocks % run_k_blocks != 0)
@@ -104,7 +104,7 @@ def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
 
 @pytest.mark.parametrize("cluster_k", one_in(2, [5, 7]))
 def test_ctas_to_which_no_part_of_a_tile_falls(cluster_k: int) -> None:
-    """8 chunks are shared out by two. The last CTAs receive nothing, but must still send, and wait with the others."""
+    """Each CTA adds up two of 8 chunks. The last CTAs receive none, but must still send, and wait with the others."""
     config = GemmConfig(64, 16, 2, 1, cluster_k=cluster_k, panel_columns=16)
     for seed, schedule in enumerate(("slow_cta", "late_stores", "slow_warps")):
         check(config, 264, 40, 128 * (cluster_k + 1), seed=seed, schedule=schedule)

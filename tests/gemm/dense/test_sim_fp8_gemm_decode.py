@@ -66,7 +66,7 @@ def test_c_may_be_d() -> None:
 
 @pytest.mark.parametrize("k", [16, 128, 4080, 4224, 8208, 12304])
 def test_any_depth(k: int) -> None:
-    """Test less than one block, and more than each 32 blocks whose scales shared memory holds."""
+    """Test less than one block, and past 32, 64 and 96 blocks: shared memory holds the scales of 32 at a time."""
     check(DecodeConfig(16, 5, 1, 1), 5, 72, k, seed=k)
     check(DecodeConfig(8, 5, 2, 3), 5, 72, k, seed=k)
 
@@ -179,7 +179,7 @@ def test_any_sides_scales_in_words(kind: Any, words: Words) -> None:
 
 @pytest.mark.parametrize("k", one_in(3, [16, 32, 48, 128, 144, 288, 576, 1024, 1040, 2880]))
 def test_any_depth_of_fine_scales(k: int) -> None:
-    """Test less than one k-block; more than each 4 or 8 whose scales shared memory holds; CTAs without a k-block."""
+    """Test under one k-block, past multiples of the 4 or 8 whose scales shared memory holds, and CTAs without one."""
     DecodeTrial(config(16, 3, 1, 1), 5, 72, k, k, any_scales=True, words=BOTH).run()
     DecodeTrial(config(32, 3, 1, 3), 5, 72, k, k).run()
 
@@ -265,7 +265,7 @@ def test_every_tile_on_ragged_problems_of_fp4_weights(block_tokens: int, warpgro
 
 @pytest.mark.parametrize("k", one_in(2, [32, 64, 96, 128, 160, 2048, 2080, 4160]))
 def test_any_depth_of_fp4_weights(k: int) -> None:
-    """Test less than one k-block; odd numbers; more than each 16 whose scales shared memory holds; CTAs without one."""
+    """Test less than one k-block, odd numbers, past multiples of the 16 whose scales are held, CTAs without one."""
     DecodeTrial(fp4_config(16), 5, 72, k, k).run()
     DecodeTrial(fp4_config(8, 2, 2, 4), 5, 136, k, k, any_scales=True).run()
 

@@ -1,4 +1,4 @@
-"""Products by scales of all of k, and biases, in the simulator: whole results, bits, and where sums are promoted."""
+"""One scale for all of k, and biases, in the simulator: whole results, bits, and where sums are promoted."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_one_pair_for_a_tile_and_one_for_all(addition: str) -> None:
 
 @pytest.mark.parametrize("addition", one_in(3, list(ADDITIONS)))
 def test_no_cluster_straddles_two_groups(addition: str) -> None:
-    """If a group has an odd number of tiles, its last tile has no neighbour: the CTA must not take the next group's."""
+    """If a group has an odd number of tiles, no CTA may pair its last tile with a tile of the next group."""
     config = config_for(SHARING_A, **ADDITIONS[addition])
     for ks in ([128, 256], [256, 128, 0, 16, 1040]):
         for n in (72, 300):

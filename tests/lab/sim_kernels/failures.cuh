@@ -9,7 +9,7 @@ DEVICE void expect_tile(Case& c, Shared& shared, uint64_t* bar, uint32_t thread)
   ptx::tma_load_2d(&c.map_in, bar, shared.tile, 0, 0);
 }
 
-// Stores in `out` a tensor map for the tensor of `in` that begins 16 bytes later.
+// Stores a tensor map in `out`: the map of the tensor of `in`, with an address that is 16 bytes larger.
 DEVICE ptx::TensorMap* make_map(Case& c) {
   auto* map = reinterpret_cast<ptx::TensorMap*>((reinterpret_cast<uint64_t>(c.out) + 63) / 64 * 64);
   ptx::tensormap_copy(map, c.map_in);
