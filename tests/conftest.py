@@ -204,7 +204,7 @@ def by_family(stats: Mapping[str, Sequence[Any]], left_out: Mapping[str, int], *
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """Send a file's tests to one worker, which compiles once, and all GPU tests to one; spread tests that compile."""
+    """Run a file's tests on one worker, which compiles once, and all GPU tests on one; spread tests that compile."""
     scheduler: Any = importlib.import_module("xdist.scheduler")
 
     class Scheduler(scheduler.LoadScopeScheduling):  # type: ignore[misc]

@@ -33,7 +33,7 @@ class Case:
     inputs: Callable[[int], Sequence[Tensor]]
     """The call's arguments for m rows."""
     dims: Sequence[int | None]
-    """The dimension of each argument that is m, or None."""
+    """For each argument the index of its dimension that has m elements, or None."""
     operators: frozenset[str]
     """The operators that occur in a graph of the call."""
     sizes: Sequence[int] = (6, 9, 130)

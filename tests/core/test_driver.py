@@ -279,7 +279,7 @@ def test_a_driver_of_an_older_minor_version_is_named_only_if_it_does_not_know_th
 @pytest.mark.parametrize(
     ("status", "driver_has", "told"),
     [
-        ("INVALID_IMAGE", 11080, r"This driver is of CUDA 11\.8, .* needs a driver of CUDA 13$"),  # no extra of 11
+        ("INVALID_IMAGE", 11080, r"This driver is of CUDA 11\.8, .* needs a driver of CUDA 13$"),  # no extra cu11
         ("OUT_OF_MEMORY", 13000, "cuModuleLoadData failed: CUDA_ERROR_OUT_OF_MEMORY: some text$"),
     ],
 )

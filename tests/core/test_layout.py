@@ -162,7 +162,7 @@ def lay_in(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> 
         ((8, 3), (1, 8), 1),  # an address that is no multiple of 16 bytes
         ((4, 3), (2, 8), 0),  # every second row
         ((2, 8, 3), (26, 1, 8), 0),  # a distance of groups that is no multiple of 16 bytes
-        ((2, 8, 3), (3, 6, 1), 0),  # groups are the dimension before the innermost
+        ((2, 8, 3), (3, 6, 1), 0),  # groups are the second innermost dimension
     ],
 )
 def test_scales_that_tma_cannot_load_are_copied(shape: tuple[int, ...], strides: tuple[int, ...], first: int) -> None:

@@ -203,7 +203,7 @@ every_sample = pytest.mark.parametrize("sample", NAMED)
 
 @pytest.fixture
 def opcheck(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return torch's check of operators, with an `allclose` that supports FP8, which the check compares inputs by."""
+    """Return torch's check of operators, which compares inputs by `allclose`, with an `allclose` that supports FP8."""
     allclose = torch.allclose
 
     def of_any_type(x: Tensor, y: Tensor, **how: Any) -> bool:

@@ -90,7 +90,7 @@ def test_on_meta_a_call_gives_shapes(case: Case, monkeypatch: pytest.MonkeyPatch
 
 FLOPS = {
     **dict.fromkeys(("BF16 products of heads", "heads", "heads turned, added to d"), 2 * M * GROUPS * N * K),
-    **dict.fromkeys(("BF16 masked into", "masked", "masked, all rows"), 2 * M * GROUPS * N * K),  # counts stay unread
+    **dict.fromkeys(("BF16 masked into", "masked", "masked, all rows"), 2 * M * GROUPS * N * K),  # host reads no counts
     **dict.fromkeys(("k-grouped", "k-grouped into", "k-grouped of 2025"), 2 * M * N * sum(ops_cases.KS)),
     **dict.fromkeys(("logits", "logits in BF16"), 2 * M * 8 * 32 * 70),
     **dict.fromkeys(("linear", "linear of finer scales"), 2 * 2 * M * N * K),

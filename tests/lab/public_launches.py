@@ -241,7 +241,7 @@ def cases() -> Iterator[Case]:
 
 
 def spell(words: Iterable[int], params: Params, memory: Tensor, ahead: int = 0) -> list[str]:
-    """Spell a launch's 64-bit words. Addresses count from the start of `memory`; `made`: the package allocated it.
+    """Return a launch's 64-bit words as texts. Addresses are relative to `memory`; `made` is the package's own memory.
 
     A map's address may be up to `ahead` bytes before the memory.
     """

@@ -328,7 +328,7 @@ def run(name: str, every_lane: bool) -> None:
 
         cuda_sources().update(edited_sources())
     tests = HERE.parent
-    sys.path[:0] = map(str, (tests.parent, tests, tests / "across", tests / "core"))  # for imports of parts
+    sys.path[:0] = map(str, (tests.parent, tests, tests / "across", tests / "core"))  # parts import from these
     PARTS[name]()
     torch.cuda.synchronize()
     print("done", flush=True)

@@ -33,7 +33,7 @@ def interleaved(w: Tensor) -> Tensor:
 
 
 def dequantized(w: tuple[Tensor, Tensor]) -> Tensor:
-    """Return values in FP64 times their scales of 128x128 blocks."""
+    """Multiply values by the scales of their 128x128 blocks, in FP64."""
     values, scales = w
     return values.double() * scales.double().repeat_interleave(128, -2).repeat_interleave(128, -1)
 

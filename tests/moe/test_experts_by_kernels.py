@@ -68,7 +68,7 @@ OTHER_TYPES = torch.float32, torch.int32, torch.bfloat16
 
 
 def take_as_many(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
-    """Make any number of rows count as many rows, or make no number count as many."""
+    """Make layers treat every number of rows as many rows, or treat none as many."""
     for module in (layers, routing):
         monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
 

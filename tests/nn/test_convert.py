@@ -81,7 +81,7 @@ def test_a_recipe_is_that_of_the_layers_and_state_dicts_are_the_same() -> None:
     by_block: Any = models[0]
     by_row: Any = models[1]
     assert same_state(by_row.state_dict(), by_block.state_dict())
-    by_row.load_state_dict(fp8_checkpoint())  # scales of blocks are multiplied
+    by_row.load_state_dict(fp8_checkpoint())  # loading multiplies values by blocks' scales
     by_row.load_state_dict(by_block.state_dict())
     ours = deep_gemm.nn.Linear(HIDDEN, INTER, recipe="row")
     ours.load_state_dict(by_row.up.state_dict())
@@ -702,7 +702,7 @@ def test_a_checkpoint_of_modelopt_is_loaded_into_a_model_without_weights_and_sav
     assert to_fp8_inference(copy.deepcopy(model), lambda name, _: name in ignored).converted == ignored
     left = to_fp8_inference(model).left
     assert [name for name, why in left.items() if why == "ignored by quantization_config"] == ignored
-    assert not [name for name in model.state_dict() if name.endswith("_scale_inv")]  # the form stays
+    assert not [name for name in model.state_dict() if name.endswith("_scale_inv")]  # names as in its checkpoint
     of_cache = {f"model.layers.0.self_attn.{name}_scale": torch.ones(1) for name in "kv"}
     model.load_state_dict(state | of_cache, assign=True)
     said = model.config.quantization_config

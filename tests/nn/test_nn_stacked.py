@@ -195,7 +195,7 @@ def test_state_dicts_go_from_each_form_to_each() -> None:
         model.load_state_dict(plain.state_dict())  # loading casts them
         assert all(same_bits(held, in_fp8[name]) for name, held in model.state_dict().items())
         model.load_state_dict(in_fp8)
-    trained.load_state_dict(in_fp8)  # loading multiplies them
+    trained.load_state_dict(in_fp8)  # loading multiplies them by their scales
     plain.load_state_dict(dequantized_state_dict(in_fp8))
     assert all(same_bits(held, plain.state_dict()[name]) for name, held in trained.state_dict().items())
     key = f"{EXPERTS[0]}.down_proj"

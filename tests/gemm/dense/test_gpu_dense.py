@@ -379,7 +379,7 @@ def test_a_record_serves_other_operands_and_streams_and_graphs(m: int, n: int, k
 @pytest.mark.parametrize("words", Words.__members__.values(), ids=str)
 @pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
 def test_fine_scales_give_the_references_bits(operands: Any, words: Words) -> None:
-    """The kernel adds all parts of k-blocks in one chain, in order. Small integers keep each part's sum exact."""
+    """The kernel adds all parts of k-blocks in one chain, in order, with any scales. Small integers make sums exact."""
     _, sfa, sfb = operands
     for tokens, warpgroups in ((8, 1), (16, 2), (64, 1)):
         config = some(decode_config(tokens, warpgroups, 1, 1, is_fp32=True, sfa=sfa, sfb=sfb))
