@@ -50,9 +50,9 @@ def forget() -> None:
 
 
 def run(broken: tuple[str, str] | None, trial: str, sender: Connection) -> None:
-    """Import the package anew; run a trial; send the error that it raises, or None.
+    """Import the package anew, with `broken`'s text as one module if given; run a trial; send its error, or None.
 
-    `broken` is a module's name and the text in place of its source. An error outside the trial ends with exit code 1.
+    An error outside of the trial is a mistake of the test, not a finding, so it ends the process with exit code 1.
     """
     forget()
     if broken is not None:

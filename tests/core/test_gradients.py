@@ -57,7 +57,7 @@ def added_to_d(t: Pass) -> None:
 
 
 def cases_of(arguments: str) -> Cases:
-    """Return each pair of a function and an argument that its example lists in the field `arguments`, with the call."""
+    """Return a case for each argument that an example lists in the field named by `arguments`: a text, and the call."""
     return [
         (f"{example.name} {argument}", partial(example.call, argument))
         for example in EXAMPLES

@@ -4,7 +4,7 @@
     python tests/lab/sanitized_gpu.py --tool racecheck --part logits
     python tests/lab/sanitized_gpu.py --run logits          only the problems, as they run under a tool
 
-Sizes are chosen so that rings wrap, CTAs compute several tiles, and edges are cut.
+Sizes are chosen so that rings wrap, CTAs compute several tiles, and tiles are cut at the edges.
 
 The exit code is 1 unless every tool ran every part to its end and found only known false reports. Two tools report
 falsely, and for each of them a run of its own proves the explanation:

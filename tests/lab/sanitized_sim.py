@@ -2,7 +2,7 @@
 
     LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python tests/lab/sanitized_sim.py
 
-Every trial runs with one configuration. Then the script breaks one kernel by an index behind an array; the process must
+Every trial runs with one configuration. Then one kernel is broken to read past the end of an array; the process must
 end there.
 """
 
