@@ -1,8 +1,8 @@
 # Two commands for a fresh machine with Python 3.10+, pip and make: `make demo`, and `make test`, which needs g++ too.
-# `make demo` runs in an environment that is active and has the package. Else both make .venv here first. Where the system
-# has a torch that will do, .venv uses it; what lies in another environment it cannot see.
-# Versions are those of constraints.txt.
-# `make test` takes a part of the tests in which every feature occurs, with CI set most of them, with DG_TEST_ALL set all.
+# `make demo` runs in the active environment if that has the package. Otherwise both commands make .venv here first. If
+# the system's torch is new enough, .venv uses it. .venv cannot see the packages of another environment.
+# pip installs the versions of constraints.txt.
+# `make test` runs a part of the tests in which every feature occurs; most tests with CI set, all with DG_TEST_ALL set.
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,7 +20,7 @@ ACTIVE_HAS_IT := test -n "$(ACTIVE)" && "$(ACTIVE)/bin/python" -c \
 
 demo:
 	@if $(ACTIVE_HAS_IT); then \
-		echo "In the environment that is active, $(ACTIVE):" && "$(ACTIVE)/bin/python" -m deep_gemm demo; \
+		echo "In the active environment, $(ACTIVE):" && "$(ACTIVE)/bin/python" -m deep_gemm demo; \
 	else \
 		$(MAKE) --no-print-directory $(PACKAGE) && $(VENV)/bin/python -m deep_gemm demo && \
 		echo "To go on in this environment: source $(VENV)/bin/activate"; \
@@ -48,7 +48,7 @@ dist: wheels
 	$(VENV)/bin/python -m lab ship hub build/hub
 
 $(PACKAGE): pyproject.toml setup.py deep_gemm/core/replay.c constraints.txt constraints-cu12.txt constraints-cu13.txt Makefile
-	@echo "Making an environment of its own, $(VENV). pip shows what it downloads."
+	@echo "Making a separate environment, $(VENV). pip shows its downloads."
 	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
 	$(VENV)/bin/python -c '$(TORCH_WILL_DO)' 2>/dev/null || { \
 		$(PYTHON) -m venv --clear $(VENV) && $(VENV)/bin/python -m pip install torch==2.13.0; \
@@ -65,13 +65,13 @@ $(TOOLS): $(PACKAGE) lab/releases.py tests/house/oldest_release.py
 
 help:
 	@echo "make demo   run every product and layer, and check each; on a Hopper GPU show speed too"
-	@echo "            (in the environment that is active, if it has the package, else in .venv, which it makes)"
-	@echo "make dev    set up .venv with the tools alone, to run some tests by hand"
-	@echo "make test   set up .venv with the tools, then ruff, mypy and the tests (needs g++; all of them with DG_TEST_ALL=1)"
-	@echo "make wheels the source distribution, its wheel for this kind of processor, and one that runs on any, in dist"
-	@echo "make dist   what a release consists of, in dist and build/hub (docs/release.md)"
-	@echo "make clean  remove .venv and what the tools left"
-	@echo "PYTHON=...  the interpreter that .venv is made of (python3)"
+	@echo "            (in the active environment if that has the package, otherwise in .venv, which it makes)"
+	@echo "make dev    set up .venv with the tools, to run some tests by hand"
+	@echo "make test   set up .venv with the tools, run ruff, mypy and the tests (needs g++; all tests with DG_TEST_ALL=1)"
+	@echo "make wheels build the source distribution, a wheel for this kind of processor, and a wheel for any, in dist"
+	@echo "make dist   build all files of a release, in dist and build/hub (docs/release.md)"
+	@echo "make clean  remove .venv and the tools' caches and outputs"
+	@echo "PYTHON=...  the interpreter that makes .venv (default: python3)"
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

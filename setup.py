@@ -1,4 +1,4 @@
-"""Build replay.c where a C compiler, Python.h and a GIL are found; elsewhere the package is Python alone."""
+"""Build replay.c if a C compiler, Python.h and a GIL are found; otherwise the package is Python alone."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ except (OSError, subprocess.CalledProcessError) as error:
     print(f"deep_gemm: calls will be replayed in Python, as replay.c cannot be built here: {error}")
     extensions = []
 
-with tempfile.TemporaryDirectory() as folder:  # what an earlier build left in the checkout would get into a wheel
+with tempfile.TemporaryDirectory() as folder:  # so that no file of an earlier build gets into a wheel
     options = {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}
     if extensions:
         options["bdist_wheel"] = {"py_limited_api": "cp310"}

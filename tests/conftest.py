@@ -1,4 +1,4 @@
-"""Shared by all tests: where they may run, how hypothesis draws, which of them run, and how workers share them."""
+"""Hooks and fixtures of all tests: choose which tests run, set up hypothesis, and share tests among workers."""
 
 import gc
 import importlib
@@ -30,18 +30,18 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if THOROUGH else "default")
 
-torch.set_num_threads(1)  # tensors are small here, and there are as many workers as cores
+torch.set_num_threads(1)  # The tensors here are small, and each core has a worker already.
 
 
 _TOLD: dict[int, str] = {}
 
 
 def _kept(run: Any) -> Any:
-    """Keep NVRTC's cubins beside the simulator's libraries, for other workers and for later runs."""
+    """Store NVRTC's cubins beside the simulator's libraries, so that other workers and later runs reuse them."""
 
     @wraps(run)
     def found(file_name: str, source: str, headers: Any, options: Any, *, artifact: str) -> Any:
-        compiler._nvrtc()  # raises without NVRTC: a kept result must not hide that it is missing
+        compiler._nvrtc()  # Raises an error if NVRTC is missing: a stored result must not hide that.
         if artifact != "CUBIN":
             return run(file_name, source, headers, options, artifact=artifact)
         key = kernel_key(file_name, source, headers, options=options, compiler=compiler.compiler_version(), passes=())
@@ -63,7 +63,7 @@ compiler._run = _kept(compiler._run)
 
 @pytest.fixture
 def compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have NVRTC compile every source, even if its result was kept."""
+    """Have NVRTC compile every source, even if a stored result exists."""
     monkeypatch.setattr(compiler, "_run", vars(compiler._run)["__wrapped__"])
 
 
@@ -72,12 +72,12 @@ def _has_hopper() -> bool:
 
 
 HAS_HOPPER = _has_hopper()
-collect_ignore_glob = [] if HAS_HOPPER else ["*test_gpu_*.py"]  # all of them would be skipped
+collect_ignore_glob = [] if HAS_HOPPER else ["*test_gpu_*.py"]  # every test in these files would be skipped
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Put back the settings that a test changes; forget devices that it faked, variables, and graphs of torch."""
+    """Restore the settings that a test changed; clear fake devices, cached environment variables and torch's graphs."""
     before = in_force.choices
     yield
     forget_devices()
@@ -90,27 +90,27 @@ def _as_before() -> Iterator[None]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """Let calls take the path of a GPU's, up to the driver."""
+    """Make calls run as on a GPU until they reach the driver, which is a fake."""
     return install(monkeypatch)
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a cache of kernels of its own."""
+    """Make the test's own cache of kernels and return its folder."""
     as_new_process(monkeypatch, DG_JIT_CACHE_DIR=tmp_path / "cache")
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the folder for results without a named file, so that tests leave none in the checkout."""
+    """Return a temporary folder where results without a named file are written, so that none stays in the checkout."""
     folder = tmp_path / "results"
     monkeypatch.setattr("lab.bench.report.RESULTS", folder)
     return folder
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector from looking through thousands of tests and all imported modules."""
+    """Keep the garbage collector from scanning thousands of tests and all imported modules again and again."""
     gc.collect()
     gc.freeze()
 
@@ -120,7 +120,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs an NVIDIA Hopper GPU")
     if item.get_closest_marker("host_compiler") and shutil.which("g++") is None:
         if THOROUGH:
-            pytest.fail("CI runs the simulator's tests, and g++ is not in PATH", pytrace=False)
+            pytest.fail("CI must run the simulator's tests, but g++ is not in PATH", pytrace=False)
         pytest.skip("the simulator needs g++, which is not in PATH")
 
 
@@ -144,27 +144,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _may_be_fewer(item: pytest.Item) -> bool:
-    """True for tests marked `combinations` and the simulator's; outside of CI also for operators' tests and `few`."""
+    """Tell whether a run may skip cases: of `combinations` and the simulator; without CI also `few` and operators."""
     if item.get_closest_marker("combinations") or item.path.name.startswith("test_sim_"):
         return True
     return not THOROUGH and bool(item.get_closest_marker("few") or item.path.name.startswith("test_ops_"))
 
 
 def _values(item: pytest.Item) -> Iterable[Hashable]:
-    """Give the features that must occur: each value of each parameter; any schedule will do."""
+    """Return the features that must occur: each value of each parameter except the schedule and the seed."""
     parameters = item.callspec.params.items()  # type: ignore[attr-defined]
     return [(name, _told(value)) for name, value in parameters if name not in ("schedule", "seed")]
 
 
 def _told(value: object) -> str:
-    """Give a parameter's `repr`, made once of each: cases share their parameters, which live as long as they do."""
+    """Compute each parameter's `repr` only once. Its id is the key: cases share parameters and keep them alive."""
     if id(value) not in _TOLD:
         _TOLD[id(value)] = repr(value)
     return _TOLD[id(value)]
 
 
 _LEFT_OUT: dict[str, int] = {}
-"""Tests that this run leaves out, by family. Workers collect the same, and hand it to the process that reports."""
+"""Number of tests that this run leaves out, by family. Each worker leaves out the same, and tells the reporter."""
 
 
 def _family(nodeid: str) -> str:
@@ -181,7 +181,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """End a run of all tests with a line for each family."""
+    """Print a line for each family at the end of a run of all tests."""
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword:
         terminalreporter.write_sep("=", "what ran, by family")
         for line in by_family(terminalreporter.stats, _LEFT_OUT, has_gpu=not collect_ignore_glob):
@@ -189,7 +189,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def by_family(stats: Mapping[str, Sequence[Any]], left_out: Mapping[str, int], *, has_gpu: bool) -> Iterator[str]:
-    """Count for each folder of tests the tests that ran, and the others by the reason why they did not."""
+    """Count, for each folder of tests, the tests that ran; count the others by the reason why they did not run."""
     ran = Counter(_family(each.nodeid) for how in ("passed", "failed", "error") for each in stats.get(how, ()))
     tests = Path(__file__).parent
     for family in ("tests", *sorted({path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")})):
@@ -204,7 +204,7 @@ def by_family(stats: Mapping[str, Sequence[Any]], left_out: Mapping[str, int], *
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """Keep a file on one worker, as it compiles once, and all GPU tests on one; spread tests that each compile."""
+    """Run a file's tests on one worker, which compiles once, and all GPU tests on one; spread tests that compile."""
     scheduler: Any = importlib.import_module("xdist.scheduler")
 
     class Scheduler(scheduler.LoadScopeScheduling):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Run programs in processes that have imported torch already: importing it takes longer than most of them."""
+"""Run programs in processes forked after `import torch`: the import takes longer than most programs run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import broken
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "lab.sim.trials"])  # one server serves lab/sim/mutate.py too
+SERVER.set_forkserver_preload(["torch", "lab.sim.trials"])  # lab/sim/mutate.py uses the same server
 SECONDS = 280
 
 
@@ -23,7 +23,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -c TEXT ...`, `python -m MODULE ...` or `python FILE ...`, and capture its output.
 
-    Paths in `PYTHONPATH` count as they do for a new interpreter; its `sitecustomize` does not.
+    The program sees the paths of `PYTHONPATH` as a new interpreter would, but does not run its `sitecustomize`.
     """
     with TemporaryDirectory() as folder:
         files = [str(Path(folder) / name) for name in ("stdout", "stderr")]

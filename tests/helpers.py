@@ -1,4 +1,4 @@
-"""For tests: random operands, their right results in FP64, outputs framed by canaries, the sources of kernels,
+"""Helpers for tests: random operands, correct results in FP64, outputs framed by canaries, sources of kernels,
 and broken kernels."""
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ BF16_UNIT = 2.0**-8
 
 
 def some(x: T | None) -> T:
-    """Give the value itself, which must not be None."""
+    """Return the value, which must not be None."""
     assert x is not None
     return x
 
 
 def raising(error: Exception) -> Callable[..., Any]:
-    """Give a function that takes anything and raises this error."""
+    """Return a function that accepts any arguments and raises this error."""
 
     def call(*_: object, **__: object) -> Any:
         raise error
@@ -61,10 +61,10 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def module_of(path: Path) -> ModuleType:
-    """A script as a module."""
+    """Load a script as a module."""
     spec = some(importlib.util.spec_from_file_location(path.stem, path))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look there
+    sys.modules[path.stem] = module  # dataclasses look up their module here
     some(spec.loader).exec_module(module)
     return module
 
@@ -77,7 +77,7 @@ def same_bits(got: Tensor | None, expected: Tensor) -> bool:
 
 
 def inside_of_an_element(x: Tensor) -> Tensor:
-    """The same tensor, a byte behind where an element may begin."""
+    """Copy the tensor to an address one byte after a multiple of the element size, which no element may start at."""
     memory = bytearray(x.nbytes + 2 * x.element_size())
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     here = torch.frombuffer(memory, dtype=x.dtype, offset=-start % x.element_size() + 1, count=x.numel())
@@ -85,14 +85,14 @@ def inside_of_an_element(x: Tensor) -> Tensor:
 
 
 def misaligned(x: Tensor, num_bytes: int = 0) -> Tensor:
-    """Copy values to an address this many bytes behind a multiple of 16, by default one element."""
+    """Copy values to an address `num_bytes` (by default one element) after a multiple of 16."""
     memory = torch.zeros(x.nbytes + 32, dtype=torch.uint8)
     first = -memory.data_ptr() % 16 + (num_bytes or x.element_size())
     return memory[first : first + x.nbytes].view(x.dtype).view(x.shape).copy_(x)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
-    """Numbers of a normal distribution."""
+    """Draw numbers from a normal distribution."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
@@ -101,13 +101,13 @@ def int32(*values: int) -> Tensor:
 
 
 def random_ids(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Some routes have no expert, or an id that none has."""
+    """Draw expert ids for each token's routes. Some ids are negative or too large, so these routes have no expert."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-3, num_experts + 2, (tokens, topk), generator=generator).to(dtype)
 
 
 def random_fp8(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """E4M3 values of all magnitudes, NaN left out, where the generator is."""
+    """Draw E4M3 values of all magnitudes, without NaN, on the generator's device."""
     bits = torch.randint(0, 256, tuple(shape), generator=generator, dtype=torch.int32, device=generator.device)
     bits = torch.where(bits & 0x7F == 0x7F, bits & 0x80, bits)
     return bits.to(torch.uint8).view(torch.float8_e4m3fn)
@@ -116,7 +116,7 @@ def random_fp8(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 def random_scales(
     shape: Sequence[int], generator: torch.Generator, low_exponent: int = -4, high_exponent: int = 4
 ) -> Tensor:
-    """Positive FP32 scales with random mantissas and exponents, where the generator is."""
+    """Draw positive FP32 scales with random mantissas and exponents, on the generator's device."""
     device = generator.device
     mantissas = 1 + torch.rand(tuple(shape), generator=generator, device=device)
     exponents = torch.randint(low_exponent, high_exponent + 1, tuple(shape), generator=generator, device=device)
@@ -124,18 +124,18 @@ def random_scales(
 
 
 def dequantize(values: Tensor, scales: Tensor, rows: int = 1) -> Tensor:
-    """The FP64 matrix that values `[..., m, k]` and scales `[..., ceil(m / rows), ceil(k / 128)]` stand for."""
+    """Multiply values `[..., m, k]` by their scales `[..., ceil(m / rows), ceil(k / 128)]` in FP64."""
     m, k = values.shape[-2:]
     spread = scales.double().repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(128, -1)[..., :k]
     return values.double() * spread
 
 
 def product_and_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int) -> tuple[Tensor, Tensor]:
-    """The exact A @ B.T in FP64 and how far the contract's arithmetic, in FP32, may be from it.
+    """Return the exact A @ B.T in FP64, and how far FP32 arithmetic by the contract may be from it.
 
-    With u = 2^-24, a block's term T = scale * partial suffers the rounding of the scale, of the partial sum, and of the
-    additions from its own on: at most blocks + 2 roundings, each a factor within 1 +- u. Where a scale underflows,
-    it loses up to 2^-150, and each addition may lose as much.
+    With u = 2^-24: a block's term T = scale * partial is rounded as the scale and the partial sum are computed, and in
+    each addition from this block on. These are at most blocks + 2 roundings, each a factor within 1 +- u. A scale that
+    underflows loses up to 2^-150, and each addition may lose as much.
     """
     m, k, n = *a.shape, b.shape[0]
     blocks = ceil_div(k, 128)
@@ -153,19 +153,19 @@ def product_and_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: 
 
 
 def tensor_core_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int) -> Tensor:
-    """How far Hopper's FP8 tensor cores may be from exact sums, in the units of D."""
+    """Return how far sums of Hopper's FP8 tensor cores may be from exact sums, in the units of D."""
     return sum_of_magnitudes(a, sfa, b, sfb, Scales(sfb_rows, 128)) * TENSOR_CORES
 
 
 def rounding_to(dtype: torch.dtype, exact: Tensor, bound: Tensor) -> Tensor:
-    """The bound, widened by one rounding to the output's type."""
+    """Widen the bound by one rounding to the output's type."""
     if dtype == torch.float32:
         return bound + (exact.abs() + bound) * FP32_UNIT
     return bound + (exact.abs() + bound) * BF16_UNIT + 2.0**-134
 
 
 def assert_within(got: Tensor, exact: Tensor, bound: Tensor) -> None:
-    """Every element within its bound of the exact one; the worst is named."""
+    """Check that every element is within its bound of the exact value; the error names the worst element."""
     excess = (got.double().cpu() - exact).abs() - bound
     if excess.numel() and not bool((excess <= 0).all()):
         worst = int(torch.where(excess.isnan(), torch.inf, excess).argmax())
@@ -175,7 +175,7 @@ def assert_within(got: Tensor, exact: Tensor, bound: Tensor) -> None:
 
 @contextmanager
 def refused(words: str) -> Iterator[None]:
-    """Expect an error that begins so: a ValueError, unless the words begin with the name of another error."""
+    """Expect an error that begins with `words`: a ValueError, unless the words begin with another error's name."""
     name, begin = re.fullmatch(r"(?:(\w+Error): )?(.*)", words, re.DOTALL).groups()  # type: ignore[union-attr]
     with pytest.raises(getattr(builtins, name or "ValueError"), match=f"^{re.escape(begin)}"):
         yield
@@ -194,7 +194,7 @@ def group_of_one(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def host_never_waits() -> Iterator[None]:
-    """Raise where the host waits for the GPU."""
+    """Raise an error if the host waits for the GPU."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -203,7 +203,7 @@ def host_never_waits() -> Iterator[None]:
 
 
 def in_threads(call: Callable[[Any], object], given: Iterable[Any]) -> None:
-    """Call a function with each of these, all at the same time."""
+    """Call a function with each of these values, each in its own thread, all at the same time."""
     threads = [Thread(target=call, args=(each,)) for each in given]
     for thread in threads:
         thread.start()
@@ -212,7 +212,7 @@ def in_threads(call: Callable[[Any], object], given: Iterable[Any]) -> None:
 
 
 def as_new_process(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:
-    """Read settings and caches of kernels anew, from the environment with these variables."""
+    """Set these environment variables and clear cached settings and kernels, so that both are read again."""
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     settings.cache_clear()
@@ -220,7 +220,7 @@ def as_new_process(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> list[str]:
-    """Names of these functions of a module, as they are called."""
+    """Record calls of these functions of a module: return a list that receives a function's name at each call."""
     called: list[str] = []
 
     def counting(name: str, function: Any) -> Any:
@@ -236,7 +236,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str
 
 
 def scales_between(sf: Tensor, of: Scales, first: int, end: int) -> Tensor:
-    """Scales of the k-blocks from `first` to `end`."""
+    """Return the scales of the k-blocks from `first` up to, but without, `end`."""
     if not of.columns:
         return sf
     parts = 128 // of.columns
@@ -244,7 +244,7 @@ def scales_between(sf: Tensor, of: Scales, first: int, end: int) -> Tensor:
 
 
 def sum_of_parts(p: Problem, cluster_k: int, run_k_blocks: int) -> Tensor:
-    """The exact bits for CTAs that split k in whole runs: the reference's sums over their parts, added in order."""
+    """Compute the exact bits of a product whose CTAs split k in whole runs: add the reference's sums of the parts."""
     total, k_blocks = torch.zeros(p.m, p.n, device=p.a.device), ceil_div(p.k, 128)
     runs = ceil_div(k_blocks, run_k_blocks)
     for rank in range(cluster_k):
@@ -267,7 +267,7 @@ def sum_of_parts(p: Problem, cluster_k: int, run_k_blocks: int) -> Tensor:
 
 
 def small_integers(config: Any, m: int, n: int, k: int, seed: int, device: str = "cpu") -> Problem:
-    """A dense product whose sums over a block need no more bits than the tensor cores keep."""
+    """Draw a dense product of small integers: its sums over a k-block need no more bits than the tensor cores keep."""
     g, by_row = torch.Generator(device).manual_seed(seed), config.sfb == PER_ROW
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device=device).to(torch.float8_e4m3fn) for rows in (m, n))
     sfa, sfb = (random_scales((rows, ceil_div(k, 128)), g) for rows in (m, n if by_row else ceil_div(n, 128)))
@@ -279,7 +279,7 @@ def small_integers(config: Any, m: int, n: int, k: int, seed: int, device: str =
 
 @dataclass
 class Framed:
-    """An output inside a larger buffer filled with a canary, so that a write outside it shows."""
+    """Holds an output inside a larger buffer filled with a canary, so that a test can detect a write outside it."""
 
     buffer: Tensor
     view: Tensor
@@ -292,7 +292,7 @@ class Framed:
 
 
 def framed(shape: Sequence[int], dtype: torch.dtype, device: str = "cpu") -> Framed:
-    """An output of this shape with rows, columns and (in three dimensions) groups of canaries around it."""
+    """Return an output of this shape, surrounded by canaries in rows, columns and (in three dimensions) groups."""
     *outer, rows, columns = shape
     buffer = torch.full((*[x + 2 for x in outer], rows + 2, columns + 16), CANARY, dtype=dtype, device=device)
     inner = buffer[tuple(slice(1, x + 1) for x in outer)] if outer else buffer
@@ -300,15 +300,15 @@ def framed(shape: Sequence[int], dtype: torch.dtype, device: str = "cpu") -> Fra
 
 
 def gemm_report(config: GemmConfig) -> KernelReport:
-    """Compile the `fp8_gemm` kernel, without a cache, and look at its machine code."""
+    """Compile the `fp8_gemm` kernel without a cache, and report on its machine code."""
     kernel = compile_cubin(FP8_GEMM.source, FP8_GEMM.headers(config), name=config.kernel_name)
     return report(kernel.cubin, kernel.log)
 
 
 def assert_loads_nothing_early(compiled: CompiledKernel) -> None:
-    """Nothing is loaded before the kernel ahead has ended.
+    """Check that the kernel loads nothing before the kernel ahead of it has ended.
 
-    Loads that are not volatile (`ptx::ld_global_nc_...`) may be moved: not to before `griddepcontrol_wait`.
+    The compiler may move loads that are not volatile (`ptx::ld_global_nc_...`), but not before `griddepcontrol_wait`.
     """
     (code,) = read_kernels(compiled.cubin)
     mnemonics = [instruction.mnemonic for instruction in code.instructions]
@@ -318,26 +318,26 @@ def assert_loads_nothing_early(compiled: CompiledKernel) -> None:
 
 
 def assert_caught(mutation: Mutation, trials: Sequence[Trial]) -> None:
-    """A broken kernel compiles, and some trial notices it."""
+    """Check that a broken kernel compiles, and that some trial notices the mistake."""
     outcome = try_mutation(mutation, trials, first=first_trials.first_trial(mutation, trials))
     first_trials.note(mutation, trials, outcome.trial)
     assert outcome.verdict == CAUGHT, f"{outcome.verdict}: {outcome.reason}"
 
 
 def pointer_members(params: Params) -> list[str]:
-    """Members that hold addresses: each is a place of a plan, or zero by its `numbers`."""
+    """Return the members that hold addresses: each is a place of a plan, or its `numbers` set it to zero."""
     return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]
 
 
 def assert_right_on_gpu(p: Problem, d: Tensor, what: str = "") -> None:
-    """Products within the tensor cores' bound; everything else, zeros and canaries, to the bit."""
+    """Check D on the GPU: products within the tensor cores' bound; zeros and canaries to the bit."""
     right, allowed = (x.reshape(-1, p.n) for x in product.right_and_allowed(p, {"device": "cuda"}))
     mistakes = describe_mistakes(d.reshape(-1, p.n), right, allowed)
     assert mistakes is None, f"{what}: {mistakes}"
 
 
 def checked_on_gpu(run: Callable[..., Any], p: Problem, config: Any = None) -> Tensor:
-    """Run a product, check it, give it, and leave D as it was."""
+    """Run a product, check its result and return it; restore D's earlier values."""
     before = p.d.clone()
     run(p, config)
     after = p.d.clone()
@@ -347,7 +347,7 @@ def checked_on_gpu(run: Callable[..., Any], p: Problem, config: Any = None) -> T
 
 
 def captured(call: Callable[..., Any], *args: Any, **more: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Capture a call; give the graph and the call's result."""
+    """Capture a call; return the graph and the call's result."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         made = call(*args, **more)
@@ -360,7 +360,7 @@ def run_simulated(config: Any, p: Problem, **how: Any) -> product.Outcome:
 
 
 def with_other_strides(p: Problem) -> Iterator[Problem]:
-    """Problems with A's scales by columns, and B's by columns or inside a wider tensor."""
+    """Yield problems whose A scales are stored by columns; B's scales by columns, or inside a wider tensor."""
     wide = torch.full((p.sfb.shape[0], p.sfb.shape[1] + 3), -1, dtype=p.sfb.dtype)
     wide[:, :-3] = p.sfb
     for sfb in (p.sfb.t().contiguous().t(), wide[:, :-3]):
@@ -368,19 +368,19 @@ def with_other_strides(p: Problem) -> Iterator[Problem]:
 
 
 def assert_same_bits_by(configs: Iterable[Any], p: Problem) -> None:
-    """Configurations give the same bits, as far as the simulator models the tensor cores."""
+    """Check that configurations compute the same bits, as far as the simulator models the tensor cores."""
     first, *others = (run_simulated(of, p._replace(d=torch.empty_like(p.d)), truncate=True).d for of in configs)
     assert others
     assert all(torch.equal(d.view(torch.int16), first.view(torch.int16)) for d in others)
 
 
 def text_sections(cubin: bytes) -> dict[str, bytes]:
-    """All machine code of a cubin, by section."""
+    """Return all machine code of a cubin, by section."""
     return {name: s.bytes_of(cubin) for name, s in _sections(cubin).items() if name.startswith(".text")}
 
 
 class Job(NamedTuple):
-    """The arguments of one `compile_cubin`."""
+    """Holds the arguments of one `compile_cubin`."""
 
     name: str
     source: str
@@ -389,6 +389,6 @@ class Job(NamedTuple):
 
 
 def compile_many(jobs: Iterable[Job]) -> list[CompiledKernel]:
-    """Compile all jobs in threads. Results have the order of the jobs; the first failure is raised."""
+    """Compile all jobs in threads. Results are in the order of the jobs; the first failure is raised."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(lambda j: compile_cubin(j.source, j.headers, name=j.name, options=j.options), jobs))

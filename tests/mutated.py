@@ -24,15 +24,15 @@ class Outcome:
     """CAUGHT, MISSED or DOES_NOT_COMPILE."""
     reason: str
     trial: int
-    """The number of the trial that noticed, or how many did not."""
+    """The number of the trial that noticed the mistake; if none did, the number of trials."""
 
 
 def try_mutation(
     mutation: Mutation, trials: Sequence[Trial], *, first: int | None = None, seconds: float = 120
 ) -> Outcome:
-    """Break the kernel and run trials, in a process of their own, until one notices it.
+    """Break the kernel, then run trials in a process of their own until one notices the mistake.
 
-    Trial `first` runs before all others. It means something only if the unbroken kernel passes all trials.
+    Trial `first` runs before all others. The result means something only if the unbroken kernel passes all trials.
     """
     for trial in trials:
         mutation.apply(trial.headers())
@@ -40,7 +40,7 @@ def try_mutation(
         enumerate(trials), key=lambda numbered: (numbered[0] != first, numbered[1].config != mutation.shows_in)
     )
     context = multiprocessing.get_context("forkserver")
-    # The slow imports, once.
+    # Import the slow modules once, in the server that all these processes fork from.
     context.set_forkserver_preload(["torch", "lab.sim.trials"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run_trials, args=(mutation, ordered, sender))
@@ -61,7 +61,7 @@ def try_mutation(
 
 
 def _run_trials(mutation: Mutation, trials: list[tuple[int, Trial]], sender: Connection) -> None:
-    torch.set_num_threads(1)  # as many of these run as there are cores
+    torch.set_num_threads(1)  # each core already runs one of these processes
     for index, trial in trials:
         try:
             trial.run(mutation.apply(trial.headers()))
@@ -69,7 +69,7 @@ def _run_trials(mutation: Mutation, trials: list[tuple[int, Trial]], sender: Con
             first = next((line for line in str(error).splitlines() if "error" in line), str(error)[:200])
             sender.send((DOES_NOT_COMPILE, first, index))
             return
-        except Exception as error:  # any error means that the mutation was noticed
+        except Exception as error:  # any error shows that the trial noticed the mutation
             sender.send((CAUGHT, " ".join(str(error).split())[:300], index))
             return
     sender.send((MISSED, "every trial passed", len(trials)))

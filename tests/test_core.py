@@ -1,4 +1,4 @@
-"""The products at sizes of real models, on the GPU where there is one. As a script: `python tests/test_core.py`."""
+"""The products at sizes of real models, on a GPU if the machine has one. As a script: `python tests/test_core.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import some
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds a package that is not installed
 
 import deep_gemm
 

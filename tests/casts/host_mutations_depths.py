@@ -1,4 +1,4 @@
-"""Ways to break the parameters that launches of cast_depths pack: `host_mutations.py` runs them."""
+"""Mistakes in the parameters that launches of cast_depths pack, which `host_mutations.py` runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break how cast_rows gathers and activates rows in BF16, and the trials that must notice."""
+"""Mistakes in cast_rows where it gathers and activates rows in BF16, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break the cast_depths kernel, and the trials that must notice. A tile's cast is in the list of cast_tiles."""
+"""Mistakes in the cast_depths kernel, and the trials that must notice them. Its tiles: mutations_cast_tiles.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTED_FP32 = depths_cast_config(torch.float32, Source.WEIGHTED)
 SILU = depths_cast_config(torch.bfloat16, Source.SILU)
 AT_ONCE = depths_cast_config(torch.bfloat16, Source.SILU_AT_ONCE)
 ROWS = depths_cast_config(torch.bfloat16, Source.SILU_ROWS)
-MANY = tuple(i % 3 for i in range(300))  # more groups than a CTA has threads, and than a warp has
+MANY = tuple(i % 3 for i in range(300))  # more groups than a CTA or a warp has threads
 
 TRIALS = [
     DepthsTrial(TOKENS, (5, 0, 130, 16), 144, 1),
@@ -68,7 +68,7 @@ MUTATIONS = [
     Mutation("the group is read before it is there", _KERNEL, "(tile - tiles) * kBlock);\n    ptx::syncthreads();", "(tile - tiles) * kBlock);"),
     Mutation("ends are read before the kernel ahead has ended", _KERNEL, "  ptx::griddepcontrol_wait();\n", ""),
     Mutation("tiles without a group are cast", _KERNEL, "if (group.rows != 0) cast_tile_of", "cast_tile_of"),
-    # Where it goes
+    # Addresses of the results
     Mutation("groups' columns begin as far apart as their rows", _KERNEL, "uint64_t{group.first_depth} * k", "uint64_t{group.first_row} * k"),
     Mutation("scales of the tile's block are the group's first", _KERNEL, "return block - row / kBlock; }", "return block; }"),
     Mutation("scales begin at the first group's", _KERNEL, "scales + uint64_t{group.first_block()} * stride_of_block", "scales"),
@@ -114,7 +114,7 @@ MUTATIONS = [
     Mutation("the activation's columns are as many as gate's and up's", _SILU, "p.activated_stride_of_block, half)", "p.activated_stride_of_block, p.k)", shows_in=SILU),
     Mutation("the activation's tiles are the gradient's", _SILU, "if (block < p.gradient_tiles)", "if (block <= p.gradient_tiles)", shows_in=SILU),
     Mutation("tiles of the activation begin behind the gradient's", _SILU, "group, block - p.gradient_tiles);", "group, block);", shows_in=SILU),
-    # All of SiLU at once
+    # SiLU's activation and both gradients by one CTA (SILU_AT_ONCE)
     Mutation("gate at once is up", _AT_ONCE, "slot_of(shared, kUp, i), gate + up)", "slot_of(shared, kUp, i), gate)", shows_in=AT_ONCE),
     Mutation("columns at once are the first tile's", _AT_ONCE, "(tile.column + column_of(tile.lane, 0)) * kInputBytes", "column_of(tile.lane, 0) * kInputBytes", shows_in=AT_ONCE),
     Mutation("gates at once of the first group", _AT_ONCE, "p.x + uint64_t{group.first_row + row} * p.x_pitch", "p.x + uint64_t{row} * p.x_pitch", shows_in=AT_ONCE),

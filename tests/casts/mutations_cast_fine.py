@@ -1,4 +1,4 @@
-"""Ways to break casts whose scales are of fewer than 128 rows or columns, or words, and the trials that must notice."""
+"""Mistakes in casts to words, or with scales of under 128 rows or columns, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break casts of rows to FP4, and the trials that must notice. Code shared with FP8 has a list of its own."""
+"""Mistakes in casts of rows to FP4, and the trials that must notice them. Another list breaks code shared with FP8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break how cast_rows finds the rows of groups, by counts and by ends, and the trials that must notice."""
+"""Mistakes in cast_rows where it finds groups' rows by counts and by ends, and the trials that must notice them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNTS_FEW = cast_config(torch.float32, is_aligned=True, is_few=True, groups=Gro
 ENDS = cast_config(torch.bfloat16, is_aligned=True, is_few=False, activates=True, groups=Groups.ENDS)
 ENDS_FEW = cast_config(torch.bfloat16, is_aligned=True, is_few=True, activates=True, groups=Groups.ENDS)
 UNTIL = cast_config(torch.bfloat16, is_aligned=True, is_few=False, activates=True, groups=Groups.UNTIL)
-MANY = tuple(i * 7 % 5 for i in range(700))  # more groups than a warp's threads count
+MANY = tuple(i * 7 % 5 for i in range(700))  # more groups than the threads of a warp count
 
 TRIALS = [
     RowTrial(COUNTS, 60, 136, 1, data="mixed", sizes=(0, 12, 5, 1, 11)),
@@ -85,7 +85,7 @@ MUTATIONS = [
     Mutation("units of a group begin one row apart", _ROWS, "(i - ptx::ld_shared_b32(&shared.first_unit[group])) * kRows", "(i - ptx::ld_shared_b32(&shared.first_unit[group]))"),
     Mutation("a unit is always whole", _ROWS, "{row, ptx::ld_shared_b32(&shared.end[group]), ", "{row, row + kRows, "),
     Mutation("all groups begin with the first row", _ROWS, "&made.row[group], rows.row", "&made.row[group], 0"),
-    # Sharing them out
+    # Dealing units to teams
     Mutation("a CTA takes one unit for each team", _KERNEL, "while (Rows::kIsShared && first < rows.num_units * blocks)", "while (false)"),
     Mutation("CTAs stop after as many blocks as there are units", _KERNEL, "first < rows.num_units * blocks", "first < rows.num_units"),
     Mutation("CTAs leave out every other share", _KERNEL, "first += ptx::grid_size() * kTeams;", "first += 2 * ptx::grid_size() * kTeams;"),

@@ -1,4 +1,4 @@
-"""Ways to break how cast_rows writes a row to its routes' rows, and the trials that must notice."""
+"""Mistakes in cast_rows where it writes a row to the rows of its routes, and the trials that must notice them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.sim.cast_rows import RowTrial
 from lab.sim.mutate import Mutation
 
 FEW, SINGLE = (cast_config(torch.bfloat16, is_aligned, is_few=True, to_routes=True) for is_aligned in (True, False))
-BF16 = replace(FEW, rows=4)  # teams of several rows are not chosen today
+BF16 = replace(FEW, rows=4)  # no configuration has teams of several rows today
 
 TRIALS = [
     RowTrial(BF16, 23, 264, 1, data="mixed", topk=3),

@@ -1,4 +1,4 @@
-"""Ways to break the cast_rows kernel and the code that all casting kernels share, and the trials that must notice.
+"""Mistakes in the cast_rows kernel and in code that all casts share, and the trials that must notice them.
 
 Mutations of activations, groups and routes are in lists of their own.
 """
@@ -46,7 +46,7 @@ MUTATIONS = [
     Mutation("the remainder is not corrected", _VALUES, "++row, block -= blocks;", "++row;"),
     Mutation("the last rows make no unit", _ALL, "ceil_div(p.m, kRows)", "p.m / kRows"),
     Mutation("units begin one row apart", _ALL, "Unit{i * kRows, m, 0}", "Unit{i, m, 0}"),
-    # Where things are
+    # Addresses
     Mutation("rows of x lie as far apart as they are long", _PLAIN, "uint64_t{row} * p.x_pitch", "uint64_t{row} * p.k * kInputBytes"),
     Mutation("every team loads the first block", _PLAIN, "block * kBlock, p.k", "0, p.k"),
     Mutation("a team loads its first row for all", _BLOCK, "load(p, unit.row + i, ", "load(p, unit.row, "),
@@ -67,7 +67,7 @@ MUTATIONS = [
     Mutation("the first element of a word twice", _VALUES, "return element % kElementsOfWord == 0 ? elements.x : elements.y;", "return elements.x;"),
     # Order
     Mutation("x is loaded before the kernel ahead has ended", _KERNEL, "  ptx::griddepcontrol_wait();\n", ""),
-    # Ordinary and any
+    # Code for ordinary blocks, and code for any blocks
     Mutation("other blocks are left out", _BLOCK, "    cast_unit<false>(p, unit, targets, block, lane, held);", "    return;"),
     Mutation("other blocks are tried as ordinary ones again", _BLOCK, "    cast_unit<false>(p", "    cast_unit<true>(p"),
     Mutation("every block counts as ordinary", _BLOCK, "if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;", ""),

@@ -1,4 +1,4 @@
-"""Ways to break the activations of cast_rows, and the trials that must notice."""
+"""Mistakes in the activations of cast_rows, and the trials that must notice them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PRODUCT = "return ptx::mul_rn(ptx::mul_rn(silu(gate, alpha), up), weight);"
 
 MUTATIONS = [
     Mutation("keys are of 16 bits", _VALUES, "kCastsFp32 = kInputIsFp32 || kActivates;", "kCastsFp32 = kInputIsFp32;"),
-    # Where things are
+    # Addresses
     Mutation("rows of x lie as far apart as they are long", _SILU, "uint64_t{row} * p.x_pitch", "uint64_t{row} * p.k * 2 * kInputBytes"),
     Mutation("gate for up", _SILU, "gate + uint64_t{p.k} * kInputBytes", "gate"),
     Mutation("up begins a byte for each column behind gate", _SILU, "uint64_t{p.k} * kInputBytes", "uint64_t{p.k}"),

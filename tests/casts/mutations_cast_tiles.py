@@ -1,6 +1,6 @@
-"""Ways to break the cast_tiles kernel, and the trials that must notice. Shared code is in the list of cast_rows.
+"""Mistakes in the cast_tiles kernel, and the trials that must notice them. The list of cast_rows breaks shared code.
 
-Matrices have tiles of ordinary blocks alone, tiles of others, and tiles of both.
+Some matrices have tiles of ordinary blocks alone, some have tiles of other blocks, and some have both.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ MUTATIONS = [
     Mutation("columns' scales are read before all are there, and all are ordinary", _TILES, "if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", ""),
     Mutation("columns are stored before all are there", _TILES, "    ptx::syncthreads();\n    store_columns(", "    store_columns("),
     Mutation("keys are written anew before all are read", _TILES, "    ptx::syncthreads();  // the keys have been read\n", ""),
-    # Ordinary and any
+    # Code for ordinary tiles, and code for any tiles
     Mutation("other tiles are left out", _TILES, "    cast_tile<false, kRowsToo>(shared, p, tile);", "    ;"),
     Mutation("other tiles are tried as ordinary ones again", _TILES, "    cast_tile<false, kRowsToo>(shared", "    cast_tile<true, kRowsToo>(shared"),
     Mutation("every tile under one scale counts as ordinary", _TILES, "kParts == 1 ? is_ordinary(divisors[0])", "kParts == 1 ? true", shows_in=BLOCKS),

@@ -1,4 +1,4 @@
-"""Ways to break casts of whole rows, and of all of a tensor, and the trials that must notice."""
+"""Mistakes in casts of whole rows and of whole tensors, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break the kernel that lays scales out, and the trials that must notice."""
+"""Mistakes in the kernel that copies scales to another layout, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Casts by their kernels, in the simulator and on a GPU: the reference's bits.
+"""Casts by their kernels, in the simulator and on a GPU, give the reference's bits.
 
-Activations are within a step of FP8.
+Activated values may differ from the reference by one step of FP8.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ from lab.sim.library import compiled
 
 T = TypeVar("T")
 CASTING: tuple[Any, ...] = (by_kernels, depths, activation, routing)
-"""Modules that ask whether there are kernels."""
+"""Modules that query whether kernels are available."""
 SHAPES = [(1, 1), (1, 128), (128, 1), (5, 300), (129, 127), (130, 264), (384, 2048), (1008, 4104), (4100, 1111)]
 _RNG = random.Random(0)
 SHAPES += [(_RNG.randint(1, 700), _RNG.randint(1, 1500) * _RNG.choice([1, 8])) for _ in range(10)]
 
 
 class Kernels:
-    """The kernels on a GPU, or in the simulator, which notes the name of each kernel that ran."""
+    """The kernels on a GPU or in the simulator. In the simulator it records the name of each kernel that ran."""
 
     def __init__(self, device: str) -> None:
         self.device, self.names = device, list[str]()
 
     def pick(self, few: T, many: T) -> T:
-        """Give few cases for the simulator, many for a GPU."""
+        """Return few cases for the simulator, many for a GPU."""
         return few if self.device == "cpu" else many
 
     def ran(self, *names: str) -> None:
-        """Check which ran since the last time. A GPU does not tell."""
+        """Check the names of the kernels that ran since the last check. A GPU does not report any names."""
         assert self.names == [*names] or self.device != "cpu"
         self.names.clear()
 
     def ran_times(self, number: int) -> None:
-        """Check how many ran since the last time."""
+        """Check the number of kernels that ran since the last check."""
         self.ran(*self.names[:number], *[""] * (number - len(self.names)))
 
     def layouts(self, x: Tensor, *more: Tensor) -> list[Tensor]:
-        """Lay a matrix out in all ways."""
+        """Return a matrix in all layouts."""
         x = x.to(self.device)
         beside = torch.cat([x, x], 1)[:, x.shape[1] :]
         apart = x.repeat_interleave(2, 1)[:, ::2]
@@ -73,7 +73,7 @@ class Kernels:
 
 
 def simulated(names: list[str]) -> dict[Any, Callable[..., None]]:
-    """Give the launches of the simulator by the modules whose launches they replace."""
+    """Return the simulator's launches by the modules whose launches they replace."""
 
     def run(module: Any, sim: Any, name: Callable[[Any], str], p: Any, **how: Any) -> None:
         if p.x.numel() > 0 and (p.values is None or p.values.numel() > 0):
@@ -95,7 +95,7 @@ def simulated(names: list[str]) -> dict[Any, Callable[..., None]]:
     params=[pytest.param("cpu", marks=pytest.mark.host_compiler), pytest.param("cuda", marks=pytest.mark.gpu)]
 )
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    """A GPU's kernels, or the simulator's in place of the reference."""
+    """Use a GPU's kernels, or the simulator's kernels in place of the reference."""
     found = Kernels(request.param)
     if found.device == "cpu":
         for module in CASTING:
@@ -106,7 +106,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def reference(cast: Callable[..., Any], x: Any, *args: object, **options: object) -> Any:
-    """The same cast on the CPU, without kernels."""
+    """Cast the same operand on the CPU, without kernels."""
     with pytest.MonkeyPatch.context() as patch:
         for module in CASTING:
             patch.setattr(module, "has_kernels", lambda _: False)
@@ -114,7 +114,7 @@ def reference(cast: Callable[..., Any], x: Any, *args: object, **options: object
 
 
 def used(found: Quantized, right: Quantized, is_there: Tensor) -> tuple[Quantized, Quantized]:
-    """Check that both results have the same shapes and strides, and give the rows of both that count."""
+    """Check that both results have the same shapes and strides; return the rows of both that are in use."""
     assert [each.shape for each in found] == [each.shape for each in right]
     assert found[1].stride() == right[1].stride()
     return (found[0].cpu()[is_there], found[1].cpu()[is_there]), (right[0][is_there], right[1][is_there])
@@ -131,7 +131,7 @@ three_casts = pytest.mark.parametrize("name", [f"per_{of}_cast_to_fp8" for of in
 def assert_matrices(
     kernels: Kernels, cast: Any, few: Sequence[tuple[int, int]], many: Sequence[tuple[int, int]] = SHAPES, **said: Any
 ) -> None:
-    """Compare a cast, which is one launch, with the reference: of matrices in all layouts, some with a least amax."""
+    """Compare a cast of one launch with the reference, for matrices in all layouts, some with a least amax."""
     block_rows = said.get("gran_k") or 1
     for dtype in kernels.pick((torch.bfloat16,), INPUTS):
         for seed, shape in enumerate(kernels.pick(few, many)):
@@ -252,7 +252,7 @@ WIDE = (2, 1024), (3, 4104), (1, 8200), (1, 16392)
 @pytest.mark.parametrize("use_ue8m0", [False, True])
 @pytest.mark.parametrize("mn_major", [False, True])
 def test_rows_under_one_scale(kernels: Kernels, mn_major: bool, use_ue8m0: bool) -> None:
-    """Rows of each number of lanes that share a row, and rows too long for a team to hold."""
+    """Test each number of lanes that share a row, and rows that are too long for a team to hold."""
     cast, said = deep_gemm.per_token_cast_to_fp8, {"use_ue8m0": use_ue8m0, "gran_k": 0, "mn_major": mn_major}
     assert_matrices(kernels, cast, [(24, 264), *WIDE], [*SHAPES, *WIDE, (5, 40000)], **said)
     x = wild(24, 264, torch.bfloat16, 23).view(2, 3, 4, 264)
@@ -262,7 +262,7 @@ def test_rows_under_one_scale(kernels: Kernels, mn_major: bool, use_ue8m0: bool)
 
 @pytest.mark.parametrize("use_ue8m0", [False, True])
 def test_tensors_under_one_scale(kernels: Kernels, use_ue8m0: bool) -> None:
-    """More rows than the CTAs that find the amax take at a time, batches, and views of any strides."""
+    """Test more rows than the CTAs that find the amax read at a time, batches, and views of any strides."""
     for dtype in kernels.pick((torch.bfloat16,), INPUTS):
         for seed, shape in enumerate(kernels.pick([(24, 264), (4099, 8), (3, 4104), (1, 1)], SHAPES)):
             x, least = wild(*shape, dtype, seed), 1e-3 * (seed % 2)
@@ -397,7 +397,7 @@ def test_batches_are_activated_at_once(kernels: Kernels) -> None:
 @pytest.mark.parametrize("has_weights", [False, True])
 @pytest.mark.parametrize("gran_k", [0, 32, 64, 128])
 def test_first_rows_of_groups_are_activated(kernels: Kernels, gran_k: int, has_weights: bool, mn_major: bool) -> None:
-    """64 columns share a scale in torch's operations."""
+    """No kernel has scales of 64 columns here, so torch's operations compute this cast."""
     x, is_there = wild(36, 2 * 136, torch.bfloat16, 13).view(4, 9, 272), rows_of_counts(COUNTS, 9)
     weights = torch.rand(4, 9) if has_weights else None
     said: dict[str, Any] = {"mn_major": mn_major, "gran_k": gran_k, "use_ue8m0": gran_k < 128}
@@ -433,7 +433,7 @@ def test_groups_that_follow_each_other_are_activated(
 @pytest.mark.parametrize("mn_major", [False, True])
 @pytest.mark.parametrize("gran_k", [0, 32, 64, 128])
 def test_tokens_are_cast_to_the_rows_of_their_routes(kernels: Kernels, gran_k: int, mn_major: bool) -> None:
-    """64 columns share a scale in torch's operations."""
+    """No kernel has scales of 64 columns here, so torch's operations compute this cast."""
     options: dict[str, Any] = {"use_ue8m0": True, "min_amax": 1e-3, "mn_major": mn_major, "gran_k": gran_k}
     few = [(23, 3, 264, torch.bfloat16), (1, 1, 264, torch.bfloat16), (9, 20, 264, torch.bfloat16)]
     sizes = (1, 1, 16), (57, 8, 264), (300, 3, 4104), (1000, 8, 7168), (9, 40, 133)
@@ -466,7 +466,7 @@ def test_inputs_that_require_a_gradient_give_no_graph(kernels: Kernels) -> None:
 @pytest.mark.parametrize("dtype", INPUTS, ids=str)
 def test_blocks_are_transposed_at_once(kernels: Kernels, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if kernels.pick(prod(shape) > 100_000, False):
-        pytest.skip("takes the simulator long")
+        pytest.skip("slow in the simulator")
     w = wild(prod(shape[:-1]), shape[-1], dtype, 3, block_rows=32).view(shape)
     right, right_scales = reference(cast_transposed, w)
     in_order, turned = cast_both_ways(w.to(kernels.device))

@@ -1,4 +1,4 @@
-"""Casts of groups of rows along their rows, and of SiLU's gradient: beside casts of each group, and FP64 autograd."""
+"""Casts of groups along their rows, and of SiLU's gradient, compared with casts of each group and FP64 autograd."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lab.casts import assert_same_bits
 
 HIDDEN, INTER = 48, 80
 OF_CASTS = 0.03
-"""How far a cast of normal numbers is from them at most: FP8 by 0.026, and BF16, which comes first, by 0.002."""
+"""Largest error of a cast of normal numbers: 0.026 from FP8, and 0.002 from BF16, which precedes it."""
 
 
 def grouped(tokens: int, experts: int, seed: int = 0) -> GroupedRows:
-    """Rows of experts, some routes having none."""
+    """Draw rows of experts. Some routes have no expert."""
     generator = torch.Generator().manual_seed(seed)
     rows = expert_rows(torch.randint(-1, experts, (tokens, 2), generator=generator), experts)
     return GroupedRows(rows.counts, rows.ends, rows.token_of)
@@ -35,7 +35,7 @@ def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.bfloat16) -> T
 
 
 def back(columns: tuple[Tensor, Tensor], groups: GroupedRows) -> Tensor:
-    """FP64 rows of all groups, as a cast along groups holds them; the padding behind a group's rows must be zero."""
+    """Return the FP64 rows of all groups from a cast along groups. Check that padding behind a group's rows is zero."""
     parts, value, block, (values, scales) = [], 0, 0, columns
     k = scales.shape[0]
     for count, depth in zip(groups.counts.tolist(), groups.depths.tolist(), strict=True):
@@ -65,7 +65,7 @@ def test_tokens_are_cast_along_the_rows_of_each_group(dtype: torch.dtype, weight
 
 
 def right_gradients(h: Tensor, ds: Tensor, p: Tensor, limit: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The activation and the gradients of gate and up and of the weights of rows, by autograd in FP64."""
+    """Return the activation, and the gradients of gate and up and of the rows' weights, by autograd in FP64."""
     h, p = h.double().requires_grad_(), p.double().requires_grad_()
     gate, up = h.chunk(2, dim=1)
     if limit is not None:
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_autograd(tokens: int, experts: int, i: int, limi
     h, ds = random(rows, 2 * i, seed=seed), random(rows, i, seed=seed + 1)
     p = torch.rand(rows, generator=torch.Generator().manual_seed(seed))
     right_s, right_dh, right_dp = right_gradients(h[:used], ds[:used], p[:used], limit)
-    h[used:] = ds[used:] = p[used:] = torch.nan  # rows of no group, which hold anything
+    h[used:] = ds[used:] = p[used:] = torch.nan  # these rows are in no group, so they may hold anything
     found = cast_silu_gradient(h, ds, groups, p, limit)
     assert found.rows is not None and found.columns is not None
     assert found.activated is not None and found.of_weights is not None

@@ -27,7 +27,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def codes(x: list[float], device: str = "cpu") -> list[int]:
-    """Codes of numbers in a block whose scale is 1."""
+    """Return the codes of numbers in a block whose scale is 1."""
     values, scales = per_token_cast_to_fp4(torch.tensor([[*x, *[0.0] * (-len(x) % 2), 6.0, 6.0]], device=device))
     assert scales.tolist() == [[1.0]]
     found = [half for byte in values.view(torch.uint8)[0].tolist() for half in (byte & 0xF, byte >> 4)]
@@ -54,7 +54,7 @@ def test_a_tie_goes_to_the_even_code_and_all_else_to_the_nearest(device: str) ->
 @pytest.mark.parametrize("use_ue8m0", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_block_with_a_nan_or_an_infinity_has_the_scale_nan(dtype: torch.dtype, use_ue8m0: bool, device: str) -> None:
-    """E2M1 has neither NaN nor infinity, so the scale shows it. The other blocks do not change."""
+    """E2M1 has neither NaN nor infinity, so the block's scale becomes NaN. The other blocks do not change."""
     x = torch.randn(9, 320, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     values, scales = per_token_cast_to_fp4(x, use_ue8m0, gran_k=32)
     places = [(0, 3), (2, 64), (2, 100), (8, 319)]
@@ -140,7 +140,7 @@ def test_weights_that_are_mxfp4_come_back_as_they_were(seed: int, shape: tuple[i
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_group_is_cut_off_where_rounding_up_would_lose_more(device: str) -> None:
-    """7 is nearer to 6 than the next scale's numbers are to 1; from there on 8 fits."""
+    """The largest number up to 7 is cut off to 6: the next scale's 8 is no nearer. Above 7, 8 is nearer."""
     w = torch.zeros(3, 32, device=device)
     w[:, 0], w[:, 1] = torch.tensor([7.0, 7.001, -6.9], device=device), 1.0
     packed, scales = quantize_mxfp4(w)
@@ -173,7 +173,7 @@ def test_a_group_without_a_scale_is_nan(strange: float, device: str) -> None:
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 def test_the_error_is_no_more_than_that_of_either_scale_that_might_be(seed: int, dtype: torch.dtype) -> None:
-    """Values up to 6 times the chosen scale round to the nearest; larger ones lose at most 1 / 7 of the largest."""
+    """Values up to 6 times the scale round to the nearest code. Larger values lose at most 1/7 of the largest value."""
     w = torch.randn(5, 96, generator=torch.Generator().manual_seed(seed)).to(dtype)
     packed, exponents = quantize_mxfp4(w)
     scales = (2.0 ** (exponents.float() - 127)).repeat_interleave(32, 1)

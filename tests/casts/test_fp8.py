@@ -1,4 +1,4 @@
-"""The casts' rules, each for every cast: round trips within half a unit, saturation, special values, ragged sizes."""
+"""Rules of casts, each for every cast: round trips within half a unit, saturation, special values, ragged sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SUBNORMAL = 2.0**-149
 
 
 class Cast(NamedTuple):
-    """A cast, and the block of rows and columns under one scale as multiples of `gran_k`, or 0 for a single one."""
+    """A cast, and the rows and columns of its blocks, each either `gran_k` or 1."""
 
     function: Callable[..., tuple[Tensor, Tensor]]
     by_rows: bool
@@ -57,20 +57,20 @@ fp32_or_ue8m0 = pytest.mark.parametrize("use_ue8m0", [False, True], ids=["FP32",
 
 
 def spread(scales: Tensor, block: tuple[int, int], shape: Sequence[int]) -> Tensor:
-    """The scale of each value, in FP64."""
+    """Return the scale of each value, in FP64."""
     rows, columns = block
     wide = scales.double().repeat_interleave(rows, -2).repeat_interleave(columns, -1)
     return wide[..., : shape[-2], : shape[-1]]
 
 
 def half_unit(magnitude: Tensor) -> Tensor:
-    """Half the distance of two E4M3 numbers around a magnitude; the subnormal ones lie 2^-9 apart."""
+    """Return half the distance of the E4M3 numbers around a magnitude. Subnormal numbers are 2^-9 apart."""
     exponent = (torch.frexp(magnitude).exponent - 1).clamp_min(-6)
     return torch.ldexp(torch.full_like(magnitude, 0.5), exponent - 3)
 
 
 def assert_nearest(x: Tensor, values: Tensor, scales: Tensor, block: tuple[int, int]) -> None:
-    """|x - v s| is at most half a unit of x / s, times s; the quotient in FP32 may be off by one part in 2^24."""
+    """Check that |x - v s| is at most half a unit of x / s, times s. The FP32 quotient may be off by 1 part in 2^24."""
     assert (values.dtype, scales.dtype) == (torch.float8_e4m3fn, torch.float32)
     assert tuple(values.shape) == tuple(x.shape)
     assert tuple(scales.shape) == (*x.shape[:-2], ceil_div(x.shape[-2], block[0]), ceil_div(x.shape[-1], block[1]))
@@ -83,7 +83,7 @@ def assert_nearest(x: Tensor, values: Tensor, scales: Tensor, block: tuple[int, 
 
 
 def block_maxima(x: Tensor, block: tuple[int, int]) -> Tensor:
-    """Largest magnitude of each block, the slow way."""
+    """Return the largest magnitude of each block, by the slow way."""
     bands = [torch.split(band, block[1], -1) for band in torch.split(x, block[0], -2)]
     return torch.stack([torch.stack([part.abs().amax((-2, -1)) for part in band], -1) for band in bands], -2)
 
@@ -102,7 +102,7 @@ def assert_scales(x: Tensor, scales: Tensor, block: tuple[int, int], use_ue8m0: 
 
 
 def numbers(shape: Sequence[int], seed: int = 0, low: int = -20, high: int = 10, dtype: Any = torch.float32) -> Tensor:
-    """Numbers of very different magnitudes, by exponents from `low` to `high`, some of them zero."""
+    """Draw numbers of very different magnitudes, with exponents from `low` to `high`. Some numbers are zero."""
     g = torch.Generator().manual_seed(seed)
     exponents = torch.randint(low, high + 1, tuple(shape), generator=g)
     x = torch.ldexp(torch.rand(tuple(shape), generator=g, dtype=torch.float64) * 2 - 1, exponents)
@@ -355,7 +355,7 @@ def test_min_amax_is_a_magnitude(cast: Cast, min_amax: Any) -> None:
 @pytest.mark.parametrize("gran_k", [0, -128, 128.0, "x", None, True])
 def test_blocks_have_a_positive_size(cast: Cast, gran_k: Any) -> None:
     is_per_token = cast.function is per_token_cast_to_fp8
-    if is_per_token and gran_k == 0:  # all of a row
+    if is_per_token and gran_k == 0:  # one scale for the whole row
         return
     or_all = ", or 0 for all" * is_per_token
     with pytest.raises(ValueError, match=f"gran_k: expected a positive integer{or_all}, got {gran_k!r}"):

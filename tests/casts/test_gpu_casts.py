@@ -1,6 +1,6 @@
-"""Casts on a GPU, bit for bit as on the CPU: all numbers, large sizes, bytes around outputs, streams, graphs.
+"""Casts on a GPU give the CPU's bits: all numbers, large sizes, bytes around outputs, streams, graphs.
 
-Sizes, types and strides of each cast are in test_by_kernels.py.
+test_by_kernels.py tests sizes, types and strides of each cast.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ def test_sizes_out_of_range_reach_nothing_outside() -> None:
         RowTrial(kind(groups=groups, activates=True), 2048, 136, data="ordinary", sizes=many).on("cuda").run()
 
 
-# Whether reciprocals and quotients are exact, the hardware's approximation at their beginning
+# Reciprocals and quotients are exact, although the hardware's approximation is their first step.
 
 
 @pytest.mark.parametrize("exponent", [1, 20, 36, 37, 38, 40, 60, 127, 140, 200, 254])
 def test_scales_of_every_mantissa(exponent: int) -> None:
-    """A row for each FP32 number with this biased exponent. Its quotient is 448, or just beside it."""
+    """Cast each FP32 number with this biased exponent as a row of its own. The quotient is 448 or next to 448."""
     bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
     x = bits.view(torch.float32).view(-1, 1)
     for same in (x, -x):
@@ -121,7 +121,7 @@ def test_scales_of_every_mantissa(exponent: int) -> None:
 @pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
 @pytest.mark.parametrize("to", [PER_ROW, *(Target(columns=columns, format=FP4) for columns in FP4.blocks)], ids=str)
 def test_quotients_of_every_mantissa(to: Target, exponent: int) -> None:
-    """65536 rows of 128 elements that follow each other, then multiplied so that other scales divide them."""
+    """Cast all FP32 numbers with this exponent in 65536 rows of 128, then their products with other factors."""
     bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
     x = bits.view(torch.float32).view(-1, 128)
     for factor in (1.0, 1 / 3, 0.7):
@@ -134,7 +134,7 @@ def test_quotients_of_every_mantissa(to: Target, exponent: int) -> None:
 @pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 216, 217, 254])
 @pytest.mark.parametrize("scale", [1.0, 1 / 3, 0.7, 2.0**-100, 2.0**100, 1e-40])
 def test_quotients_by_given_scales(scale: float, exponent: int) -> None:
-    """Each FP32 number with this exponent; torch divides on the GPU too."""
+    """Cast each FP32 number with this exponent. torch divides on the GPU too."""
     x = (torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23).view(torch.float32).view(-1, 512)
     for given in (torch.tensor([scale], device="cuda"), torch.tensor([-scale], device="cuda")):
         found, _ = deep_gemm.per_tensor_cast_to_fp8(x, given)
@@ -195,15 +195,15 @@ def test_what_both_casts_give_is_what_products_take() -> None:
     assert deep_gemm.calc_diff(found.float(), right) < 1e-3
 
 
-# Casts of groups of rows along their rows on a GPU: the references, the same bits each time, graphs, no waits.
+# Casts of groups along their rows on a GPU: the references' results, the same bits each time, graphs, no waits.
 
 
 SIZES = [(1, 1, 16, 16), (40, 5, 144, 80), (700, 128, 256, 208), (3000, 7, 2048, 768), (20, 1000, 64, 64)]
-"""Tokens, experts, hidden, intermediate."""
+"""Tokens, experts, hidden size, intermediate size."""
 
 
 def problem(tokens: int, num: int, hidden: int, i: int, seed: int = 0) -> tuple[GroupedRows, Tensor, Tensor, Tensor]:
-    """Groups, tokens, gate and up, and the gradient that flows back, on the CPU."""
+    """Draw groups, tokens, gate and up, and the gradient of the activation, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     rows = expert_rows(torch.randint(-1, num, (tokens, 4), generator=generator), num)
     shapes = (tokens, hidden), (4 * tokens, 2 * i), (4 * tokens, i)
@@ -258,7 +258,7 @@ def test_the_gradient_of_silu_is_the_references(size: tuple[int, int, int, int],
 
 
 def test_operands_with_room_behind_them_give_the_products_of_each_group_and_nobody_waits() -> None:
-    """In a graph, which is replayed with other groups."""
+    """Capture the product in a graph, and replay it with other groups."""
     groups, x, h, ds = problem(700, 16, 256, 208)
     others, *_ = problem(700, 16, 256, 208, seed=1)
     now, x, h, ds, p = on_gpu(groups), x.cuda(), h.cuda(), ds.cuda(), weights_of(groups).cuda()
@@ -290,7 +290,7 @@ SHAPES = [(2, 2), (5, 3), (64, 32), (65, 33), (129, 56), (4096, 56), (8191, 129)
 
 
 def assert_laid(sf: Tensor) -> None:
-    """The kernel writes what torch would, and nothing between rows and behind the last."""
+    """Check that the kernel writes what torch would, and writes nothing between rows or behind the last row."""
     out = empty_mn_major(sf)
     extent = 1 + sum((size - 1) * stride for size, stride in zip(out.shape, out.stride(), strict=True))
     memory = torch.full((extent + 64,), POISON, dtype=torch.int32, device="cuda")
@@ -343,7 +343,7 @@ def test_copies_follow_their_stream() -> None:
 
 @pytest.mark.parametrize("pdl", [False, True])
 def test_products_in_a_captured_graph_lay_changed_scales(pdl: bool) -> None:
-    """By rows of A, by single rows of both, grouped, masked and along k: each converts its scales by the kernel."""
+    """Products by rows of A, by rows of both, grouped, masked and along k each run the kernel that lays out scales."""
     m, n, k, groups = 512, 256, 1024, 2
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16)
@@ -356,7 +356,7 @@ def test_products_in_a_captured_graph_lay_changed_scales(pdl: bool) -> None:
     counts = torch.full((groups,), m // groups, device="cuda", dtype=torch.int32)
 
     def products(lay: bool) -> list[Tensor]:
-        """The products, of scales that are laid ahead by torch, or by the products themselves."""
+        """Run the products with scales that torch has laid out, or that the products lay out themselves."""
 
         def laid(sf: Tensor) -> Tensor:
             return empty_mn_major(sf).copy_(sf) if lay else sf

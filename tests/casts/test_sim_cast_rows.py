@@ -1,7 +1,7 @@
-"""The cast_rows kernel's own source in the simulator: bit for bit as the reference casts, poison left where it was.
+"""The cast_rows kernel's own source in the simulator gives the reference's bits, and keeps poison around outputs.
 
-Activated rows are within a step of FP8: a GPU has approximations of exp and of the reciprocal, which the simulator
-rounds.
+Activated rows may differ by one step of FP8: a GPU approximates exp and the reciprocal, which the simulator rounds
+correctly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, t
 
 
 def ragged(which: CastConfig) -> list[RowTrial]:
-    """Columns, rows and groups that no number of a configuration divides, and the smallest ones."""
+    """Return sizes of columns, rows and groups that no number of the configuration divides, and the smallest sizes."""
     step = max(which.vector, which.to.format.per_byte)
     padding, wide, at_once = 16 if which.vector > 1 else 3, 264 + which.vector, which.lanes * max(which.vector, 4)
     sizes: dict[Groups, list[tuple[int, int, dict[str, Any]]]] = {
@@ -63,7 +63,7 @@ def ragged(which: CastConfig) -> list[RowTrial]:
 @pytest.mark.parametrize("is_m_major", [False, True])
 @pytest.mark.parametrize("data", ["wild", "mixed", "ordinary"])
 def test_every_configuration_on_ragged_matrices(which: CastConfig, data: str, is_m_major: bool, up: bool) -> None:
-    """With `mixed` some blocks of a warp are ordinary and others are not, so that it casts them both ways."""
+    """In `mixed` data some blocks of a warp are ordinary and others are not, so the warp casts both kinds."""
     for case in ragged(which):
         replace(case, data=data, is_m_major=is_m_major, rounds_up=up or case.rounds_up).run()
 
@@ -99,7 +99,7 @@ def test_quotients_beside_where_a_format_rounds_the_other_way(is_aligned: bool) 
 @every_dtype
 @pytest.mark.parametrize("to_routes", [False, True])
 def test_what_is_no_ordinary_number(dtype: torch.dtype, to_routes: bool) -> None:
-    """Each in a block of ordinary numbers, in each lane's place once, beside blocks with none."""
+    """Put each special number in a block of ordinary numbers, once in each lane's place, beside blocks without it."""
     which = config(dtype, to_routes=to_routes)
     largest, least = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
     for seed, strange in enumerate([torch.nan, -torch.nan, torch.inf, -torch.inf, largest, -largest, least, least / 4]):
@@ -168,7 +168,7 @@ def test_ctas_take_unit_after_unit(groups: Groups, num_sms: int, activates: bool
 
 
 def test_the_rows_of_groups_are_the_packages() -> None:
-    """Check that the expected rows of these tests equal the CPU's, for sizes that a caller may pass."""
+    """Check that these tests expect the rows that the CPU uses, for all sizes that a caller may pass."""
     counts = RowTrial(config(groups=Groups.COUNTS), 64, 8, sizes=(0, 16, 3, -7))
     assert is_cast(counts).tolist() == [row in range(16, 32) or row in range(32, 35) for row in range(64)]
     for alignment in (1, 8):
@@ -184,7 +184,7 @@ def test_the_rows_of_groups_are_the_packages() -> None:
 @pytest.mark.parametrize("is_aligned", [False, True])
 @pytest.mark.parametrize("is_few", [False, True])
 def test_any_number_of_routes(topk: int, is_aligned: bool, is_few: bool) -> None:
-    """More of them than a team has lanes, 16 or 32, too; the first token has none."""
+    """Test also more routes than the 16 or 32 lanes of a team. The first token has no route."""
     which = config(is_aligned=is_aligned, is_few=is_few, to_routes=True)
     RowTrial(which, 11, 136, topk, topk=topk, data="mixed", padding=16 if is_aligned else 3).run()
 

@@ -1,4 +1,4 @@
-"""The cast_tiles kernel's own source in the simulator, bit for bit as the reference casts."""
+"""The cast_tiles kernel's own source in the simulator gives the reference's bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every_configuration = pytest.mark.parametrize("config", sample(CONFIGS), ids=lam
 
 
 def mixed(m: int, k: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Ordinary numbers, but for one in 10 blocks of 32x128, which are of any size."""
+    """Draw ordinary numbers, except one in 10 blocks of 32x128, whose numbers are of any size."""
     generator = torch.Generator().manual_seed(seed)
     is_wild = torch.rand(ceil_div(m, 32), ceil_div(k, 128), generator=generator) < 0.1
     is_wild = is_wild.repeat_interleave(32, 0)[:m].repeat_interleave(128, 1)[:, :k]
@@ -36,7 +36,7 @@ def check(config: TileCastConfig, x: Tensor, seed: int = 0, **how: Any) -> None:
 
 
 def sizes(config: TileCastConfig) -> list[tuple[int, int]]:
-    """Ragged where the configuration lets them be."""
+    """Return sizes that are ragged wherever the configuration permits ragged sizes."""
     rows, columns = 16 if config.column_bytes == 16 else 1, config.vector
     return [(128 + 3 * rows, 128 + 5 * columns), (rows, columns), (2 * rows, 264 - columns), (272 - rows, 2 * columns)]
 

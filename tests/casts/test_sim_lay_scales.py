@@ -1,4 +1,4 @@
-"""The lay_scales kernel's own source in the simulator: the bits that torch's copy gives, and nothing between rows."""
+"""The lay_scales kernel's own source in the simulator: the bits of torch's copy, and no write between rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.host_compiler
 
 
 def words(*shape: int) -> Tensor:
-    """Every element has bits of its own; NaNs are among them."""
+    """Draw random bits for every element, including NaN."""
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randint(-(2**31), 2**31, shape, generator=generator).int().view(torch.float32)
 
@@ -29,7 +29,7 @@ def assert_laid(sf: Tensor, seed: int = 0, schedule: str | None = None) -> None:
 
 
 def layouts_of(sf: Tensor) -> list[Tensor]:
-    """Scales that lie in every way."""
+    """Return the scales in every layout."""
     wider, higher, (rows, columns) = torch.cat([sf, sf], -1), torch.cat([sf, sf], -2), sf.shape[-2:]
     layouts = [sf, sf.mT.contiguous().mT, wider[..., :columns], wider[..., ::2], higher[..., 1 : rows + 1, :]]
     layouts += [higher.mT, *(one.expand(sf.shape) for one in (sf[..., :1], sf[..., :1, :], sf[..., :1, :1]))]

@@ -1,6 +1,6 @@
 """Import the package with one module broken, in a process of its own, so that all other modules use the broken one.
 
-This file imports nothing of the package, so that no module of it is loaded before the broken one.
+This file imports nothing from the package: every module must be loaded after the broken one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ OURS = tuple(f"{ROOT / folder}/" for folder in ("deep_gemm", "lab", "tests"))
 
 
 class Broken(MetaPathFinder):
-    """Finds the source of one module to be this text."""
+    """Finds one module, and replaces its source by a text."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.text = name, text
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        """Find the broken module, and leave all others to Python."""
+        """Return a spec that loads the broken module; leave all other modules to Python."""
         spec = PathFinder.find_spec(name, path) if name == self.name else None  # type: ignore[arg-type]
         if spec is not None and spec.origin is not None:
             spec.loader = _Text(name, spec.origin, self.text)
@@ -41,18 +41,18 @@ class _Text(SourceFileLoader):
 
 
 def forget() -> None:
-    """Unload the package: the server that forks this process has imported some of it for other processes."""
+    """Unload the package: this process was forked from a server that has imported parts of it for other processes."""
     if operators := sys.modules.get("deep_gemm.core.operators"):
-        operators.LIBRARY._destroy()  # else PyTorch would have two of each operator
+        operators.LIBRARY._destroy()  # otherwise PyTorch would have two of each operator
     for name, module in list(sys.modules.items()):
         if name != __name__ and str(getattr(module, "__file__", None)).startswith(OURS):
             del sys.modules[name]
 
 
 def run(broken: tuple[str, str] | None, trial: str, sender: Connection) -> None:
-    """Import the package anew, one module with `broken`'s text if given, and send the error of a trial, or None.
+    """Import the package anew, with `broken`'s text as one module if given; run a trial; send its error, or None.
 
-    An error outside of the trial is a mistake of the test and no finding, so it ends the process with exit code 1.
+    An error outside of the trial is a mistake of the test, not a finding, so it ends the process with exit code 1.
     """
     forget()
     if broken is not None:
@@ -63,7 +63,7 @@ def run(broken: tuple[str, str] | None, trial: str, sender: Connection) -> None:
     importlib.import_module("torch").set_num_threads(1)
     try:
         trials[trial]()
-    except Exception as error:  # whatever it is, it was noticed
+    except Exception as error:  # any error means that the trial noticed the mistake
         sender.send(" ".join(str(error).split())[:300] or type(error).__name__)
         return
     sender.send(None)

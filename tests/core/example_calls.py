@@ -1,6 +1,6 @@
-"""A right call of each public function of tensors, for all tests that go through functions.
+"""A correct call of each public function that has tensor arguments, for all tests that loop over functions.
 
-A function's example stands here, or as `EXAMPLES` in the file of its family's tests.
+A function's example is in this file, or in `EXAMPLES` of the file that tests its family.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Example:
-    """A right call, which writes every element of its results."""
+    """A correct call, which writes every element of its results."""
 
     name: str
-    """The public function."""
+    """The public function's name."""
     given: Arguments
     refuses: str = ""
-    """Operands that are refused if they were computed from something that requires a gradient; sfw: the scales of w."""
+    """Operands (sfw: the scales of w) that are refused if they were computed from a tensor that requires a gradient."""
     writes: str = ""
-    """Outputs, which are refused if they require one."""
+    """Outputs, which must be refused if they require a gradient."""
 
     @property
     def function(self) -> Any:
-        """The function itself."""
+        """Return the function itself."""
         return getattr(deep_gemm, self.name)
 
     def without_output(self) -> Example:
-        """Give the call without its output, which the function then makes; outputs that must be given stay."""
+        """Return the call without its output, so that the function makes one; keep an output that must be passed."""
         parameters = inspect.signature(self.function).parameters
         gone = {name for name in self.writes.split() if parameters[name].default is None}
         return replace(self, given={name: x for name, x in self.given.items() if name not in gone})
 
     def called(self, **instead: Any) -> tuple[Any, Arguments]:
-        """Call the function with copies of its arguments, or others instead; give the result and these arguments."""
+        """Call the function with copies of its arguments, or with `instead`'s; return the result and the arguments."""
         given = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, self.given) | instead
         return self.function(**given), given
 
     def call(self, argument: str, instead: Callable[[Tensor], Any]) -> Any:
-        """Call the function with copies of its arguments, replacing this one by `instead`'s result for it."""
+        """Call the function with copies of its arguments, but with `instead(x)` in place of this argument x."""
         name = argument if argument in self.given else argument.removeprefix("sf")
         value = self.given[name]
         if isinstance(value, tuple):
@@ -66,7 +66,7 @@ class Example:
 
 @cache
 def all_examples() -> list[Example]:
-    """Find the examples, here and in the files of tests."""
+    """Return the examples of this file and of all files of tests."""
     paths = sorted(Path(__file__).parents[1].rglob("*.py"))
     named = [path.stem for path in paths if "\nEXAMPLES = [" in path.read_text()]
     return [example for name in named for example in import_module(name).EXAMPLES]
@@ -86,7 +86,7 @@ def turned(operand: Any) -> Any:
 
 
 def dense(family: str, a: Any, b: Any, refuses: str = "") -> Iterator[Example]:
-    """Products in the four majors."""
+    """Yield examples of a product in its four majors."""
     for major in ("nt", "nn", "tn", "tt"):
         given = {"a": turned(a) if major[0] == "t" else a, "b": turned(b) if major[1] == "n" else b, "d": D}
         yield into(f"{family}_{major}", given, refuses)

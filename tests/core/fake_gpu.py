@@ -1,4 +1,4 @@
-"""A GPU that launches nothing: products of CPU tensors take the path of a GPU's, up to the driver."""
+"""A fake GPU that launches nothing: calls with CPU tensors run the code for a GPU until they reach the driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deep_gemm.linear import kernel as linear_kernel
 
 
 class OnGpu(Tensor):
-    """A CPU tensor that dispatch takes for a GPU's."""
+    """A CPU tensor that dispatch treats as a tensor on a GPU."""
 
     is_cuda = True
 
@@ -54,19 +54,19 @@ class Launch:
     is_dependent: bool
     words: tuple[int, ...]
     maps: tuple[TensorMap, ...]
-    """Tensor maps that were encoded since the launch before."""
+    """Tensor maps that were encoded after the previous launch."""
     config: Any
     params: Params
 
 
 @dataclass
 class FakeGpu:
-    """A GPU without a driver, with all launches, configurations and tensor maps that a driver would get."""
+    """A GPU without a driver. Stores all launches, configurations and tensor maps that a driver would receive."""
 
     gpu: Gpu = H200
     launches: list[Launch] = field(default_factory=list)
     compiled: list[Any] = field(default_factory=list)
-    """Configurations, as kernels were built for them."""
+    """Configurations for which kernels were built, in order."""
     encoded: list[TensorMap] = field(default_factory=list)
     stream: int = 7
 
@@ -76,14 +76,14 @@ class FakeGpu:
 
     @property
     def records(self) -> int:
-        """Records that are kept."""
+        """Return the number of records that are stored."""
         return sum(map(len, call.RECORDS.values()))
 
 
 def recorded_alike(gpu: FakeGpu, calls: Sequence[Callable[[], Any]], *made: str) -> int:
-    """Check that calls launch the same with records as without. Give the number of records.
+    """Check that calls make the same launches with records as without. Return the number of records.
 
-    `made`: members of parameters that are addresses in memory of the package.
+    `made`: names of parameters that hold addresses of memory that the package allocates.
     """
     rounds = []
     for has_records in (True, False):
@@ -109,7 +109,7 @@ def _described(launch: Launch, made: Sequence[str]) -> tuple[Any, ...]:
 
 
 class FakeLauncher:
-    """Stands in for the driver's launcher, and writes down each launch."""
+    """Replaces the driver's launcher, and writes down each launch."""
 
     def __init__(self, gpu: FakeGpu, kernel: Kernel[Any], config: Any, is_dependent: bool) -> None:
         self.gpu, self.of, self.is_dependent = gpu, config, is_dependent
@@ -151,14 +151,14 @@ class FakeLauncher:
 def install(
     monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200, launcher: Callable[..., FakeLauncher] = FakeLauncher
 ) -> FakeGpu:
-    """Put a GPU without a driver in place of the real one: its properties, and all that launches a kernel on it.
+    """Replace the real GPU by a fake one: its properties, and everything that launches a kernel on it.
 
-    Calls on it find no earlier record, and its records are gone after the test.
+    Calls on the fake GPU find no earlier record. Its records are removed after the test.
     """
     fake = FakeGpu(gpu)
     properties = SimpleNamespace(name=gpu.name, major=HOPPER, multi_processor_count=gpu.num_sms)
 
-    @cache  # by threads: a rank that waits for others holds its launcher
+    @cache  # one per thread: a rank that waits for others holds its launcher
     def launcher_of(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool, thread: int) -> FakeLauncher:
         if config not in fake.compiled:
             fake.compiled.append(config)
@@ -166,10 +166,10 @@ def install(
 
     monkeypatch.setattr(gpus, "_properties", lambda _: properties)
     monkeypatch.setattr(Kernel, "launcher", lambda *of: launcher_of(*of, threading.get_ident()))
-    # There is no driver to ask, and none that replay.c could call.
+    # No driver exists to be asked, or to be called by replay.c.
     monkeypatch.setattr(call, "native", lambda: None)
     monkeypatch.setattr(Kernel, "fits", lambda *_: True)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # the device of CPU tensors
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # as for a CPU tensor
     monkeypatch.setattr(replay, "KNOWN", {*replay.KNOWN, OnGpu})
     monkeypatch.setattr(call, "RECORDS", {})
     forget_devices()
@@ -177,6 +177,6 @@ def install(
 
 
 def forget_devices() -> None:
-    """Forget which GPU each device is."""
+    """Clear the caches of facts about devices, such as the GPU that each device is."""
     for of_devices in (gpus.gpu_of, gpus.is_hopper, linear_kernel.config_of):
         of_devices.cache_clear()

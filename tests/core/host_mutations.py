@@ -1,7 +1,7 @@
-"""Ways to break the host's half of a launch, and the trials that must notice: they run the parameters it packs.
+"""Mistakes in the host's half of a launch, and the trials that must notice them: they run kernels with its parameters.
 
-A mutation replaces a text of one module of the package. A process of its own imports all with that module broken, so
-that the simulator's launches go through the broken code.
+A mutation replaces some text of one module of the package. A process of its own imports the package with that module
+broken, so that the simulator's launches run the broken code.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ROOT = Path(deep_gemm.__file__).parents[1]
 SECONDS = 120
 
 
-# Trials. Strides differ wherever two could be mistaken for each other.
+# Trials. Two strides that could be confused always differ.
 
 
 def check(config: Any, p: Any, **more: int) -> None:
-    """Compute a product of operands whose rows lie further apart, by `more` elements for each operand."""
+    """Compute a product after adding `more[name]` elements to the pitch of the operand of that name."""
     from lab.sim import product
 
     product.run(product.compile_config(config), config, spread(p, **more)).checked()
@@ -116,14 +116,14 @@ def row_cast_trial(
     from lab.sim.cast_rows import RowTrial, problem, run_cast, verdict
     from lab.sim.library import compiled
 
-    rows = cast_rows.Groups[groups]  # a broken module has its own
+    rows = cast_rows.Groups[groups]  # the package was imported anew, so its enum is a new one
     to = UNSCALED if is_bf16 else Target()
     which = cast_rows.cast_config(torch.bfloat16, True, False, activates, rows, to_routes, to)
     asked = RowTrial(which, m, k, **{"data": "ordinary", **more})
     p = problem(asked)
     config = cast_rows.config_of(p, 2)
     run_cast(compiled(cast_rows.KERNEL, config), config, p)
-    assert verdict(asked, p) <= MOST_OTHERS  # as it was asked for, whatever configuration was found
+    assert verdict(asked, p) <= MOST_OTHERS  # checks the cast that was requested, whatever configuration was found
 
 
 def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
@@ -161,7 +161,7 @@ def gather_trial(*, is_many: bool) -> None:
 
 
 def layers_trial() -> None:
-    """Layers with finer scales, beside their parts."""
+    """Compare layers with finer scales to the same layers computed part by part."""
     of: Any = deep_gemm
     x, ids, p = torch.randn(9, 144), torch.arange(18).view(9, 2) % 3, torch.rand(9, 2)
     w1, w2, w = torch.randn(3, 192, 144), torch.randn(3, 144, 96), torch.randn(40, 48)
@@ -185,13 +185,13 @@ def layers_trial() -> None:
     in_ue8m0 = exponents[0], exponents[1].to(torch.float8_e8m0fnu)
     right = of.linear(x[:, :48], exponents)
     assert torch.equal(of.linear(x[:, :48], in_ue8m0), right)
-    words = by_32[0][0, :32, :128].contiguous(), torch.zeros(1, 1, dtype=torch.int32)  # of 32x32 or 64x64
+    words = by_32[0][0, :32, :128].contiguous(), torch.zeros(1, 1, dtype=torch.int32)  # scales of 32x32 or 64x64
     try:
         of.linear(x[:, :128], words)
     except ValueError as error:
         assert str(error).startswith("recipe_b: expected")
     else:
-        raise AssertionError("words of either were taken")
+        raise AssertionError("words of ambiguous scales were accepted")
 
 
 def scales_trial(is_m_major: bool) -> None:
@@ -202,7 +202,7 @@ def scales_trial(is_m_major: bool) -> None:
 
 
 def records_trial() -> None:
-    """Records of calls, for other rows too, beside the same calls without them; views and rooms of shadows."""
+    """Compare calls by records, also with other rows, to the same calls without records; check views and rooms."""
     import pytest
     import test_call
     import test_shadow
@@ -291,7 +291,7 @@ TRIALS: dict[str, Callable[[], None]] = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """Replace `old` by `new` in a module of the package; these trials are run, and one of them must notice."""
+    """Replaces `old` by `new` in a module of the package. One of these trials must notice the mistake."""
 
     name: str
     module: str
@@ -300,7 +300,7 @@ class Mutation:
     trials: tuple[str, ...]
 
     def text(self) -> str:
-        """The broken module. An `old` that is not there exactly once is a ValueError: the list is stale."""
+        """Return the broken module's text. Raise a ValueError unless `old` occurs once: otherwise the list is stale."""
         text = (ROOT / "deep_gemm" / self.module.replace(".", "/")).with_suffix(".py").read_text()
         if text.count(self.old) != 1:
             raise ValueError(f"{self.name}: expected one {self.old!r} in {self.module}.py, got {text.count(self.old)}")
@@ -516,7 +516,7 @@ MUTATIONS = [
 
 
 def why_noticed(mutation: Mutation | None, trial: str) -> str | None:
-    """Run a trial in a process of its own, through the broken module; give the error that it raises, or None."""
+    """Run a trial in a process of its own with the broken module; return the text of the error it raises, or None."""
     receiver, sender = SERVER.Pipe(duplex=False)
     changed = None if mutation is None else (f"deep_gemm.{mutation.module}", mutation.text())
     process = SERVER.Process(target=broken.run, args=(changed, trial, sender))
@@ -527,7 +527,7 @@ def why_noticed(mutation: Mutation | None, trial: str) -> str | None:
     except EOFError:
         process.join()
         if process.exitcode == 1:  # an error of Python: the package cannot be imported at all
-            raise RuntimeError(f"{mutation}: expected a module that can be executed, see stderr") from None
+            raise RuntimeError(f"{mutation}: expected a module that Python can import, see stderr") from None
         found = f"the process crashed with exit code {process.exitcode}"
     process.kill()
     process.join()

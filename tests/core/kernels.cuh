@@ -1,4 +1,4 @@
-// Kernels of tests/core/test_jit.py and test_cubin.py, each compiled alone behind the lines up to the first.
+// Kernels of tests/core/test_jit.py and test_cubin.py. Each is compiled alone, after the lines above the first kernel.
 
 __device__ __forceinline__ void multiply(float (&d)[4], unsigned long long a, int accumulate) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
@@ -37,7 +37,7 @@ KERNEL {
 KERNEL {
   float d[4], e[4], sum[4] = {};
   FENCE(); multiply(d, a, 0); COMMIT();
-  for (int j = 0; j < n; ++j) {  // d is in flight across the loop's edge, and read after wait_group 1
+  for (int j = 0; j < n; ++j) {  // d is in flight when an iteration ends, and is read after wait_group 1
     FENCE(); multiply(e, a + j, 0); COMMIT(); WAIT(1);
     for (int i = 0; i < 4; ++i) sum[i] += d[i] * p[j];
     FENCE(); multiply(d, a + j, 0); COMMIT(); WAIT(1);
@@ -89,7 +89,7 @@ __device__ __noinline__ float callee(float* p, int* index, int n) {
 extern "C" __global__ void kernel(float* p, int* index, int n) { p[threadIdx.x] = callee(p, index, n); }
 
 // ---- planned
-// Two tensor core instructions, both setmaxnreg, the accumulators stored.
+// Two tensor core instructions, both forms of setmaxnreg, and a store of the accumulators.
 extern "C" __global__ void __launch_bounds__(256, 1) planned(float* p, unsigned long long a) {
   if (threadIdx.x >= 128) { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); return; }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

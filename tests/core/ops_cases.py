@@ -1,4 +1,4 @@
-"""Calls of public functions for the tests of operators: each with inputs for any number of rows m."""
+"""Calls of public functions for the tests of operators. Each case makes its inputs for any number of rows m."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from deep_gemm import ExpertRows
 N, K, GROUPS, TOPK = 16, 272, 3, 2
 KS = [16, 128]
 MANY = {"sizes": (130, 150, 301)}
-"""For results with a size of ceil(m / 128): PyTorch makes a graph of its own where that is 1.
+"""Numbers of rows for results with a dimension of ceil(m / 128): PyTorch compiles a separate graph if that is 1.
 
-No size is a multiple of 4: Inductor makes a graph of its own for those, if it returns scales that lie m-major.
+No size is a multiple of 4: for such sizes Inductor compiles a separate graph if it returns m-major scales.
 """
 
 
@@ -33,20 +33,20 @@ class Case:
     inputs: Callable[[int], Sequence[Tensor]]
     """The call's arguments for m rows."""
     dims: Sequence[int | None]
-    """For each argument the dimension that is m, or None."""
+    """For each argument the index of its dimension that has m elements, or None."""
     operators: frozenset[str]
-    """The operators that a graph of the call has."""
+    """The operators that occur in a graph of the call."""
     sizes: Sequence[int] = (6, 9, 130)
-    """Numbers of rows; the call is traced with the first."""
+    """Numbers of rows. The call is traced with the first number."""
 
     def dynamic(self, inputs: Sequence[Tensor]) -> None:
-        """Tell Dynamo that m is open."""
+        """Tell Dynamo that m may vary."""
         for x, dim in zip(inputs, self.dims, strict=True):
             if dim is not None:
                 torch._dynamo.mark_dynamic(x, dim)
 
     def shapes(self) -> tuple[Any, ...]:
-        """Tell torch.export that m is open."""
+        """Tell torch.export that m may vary."""
         m = torch.export.Dim("m", min=min(self.sizes) // 128 * 128 + 1)
         return tuple(None if dim is None else {dim: m} for dim in self.dims)
 
@@ -68,7 +68,7 @@ def blocks(*shape: int) -> tuple[Tensor, Tensor]:
 
 
 def ids(m: int) -> Tensor:
-    """Each row's group."""
+    """Return each row's group."""
     return torch.arange(m, dtype=torch.int32).mul(GROUPS).div(m, rounding_mode="floor").to(torch.int32)
 
 
@@ -77,12 +77,12 @@ def counts(groups: int = GROUPS) -> Tensor:
 
 
 def routes(m: int) -> Tensor:
-    """Each token's experts, some none."""
+    """Draw the experts of each token; some routes have none."""
     return torch.randint(-1, GROUPS, (m, TOPK), generator=generator(m))
 
 
 def routed(m: int) -> tuple[Tensor, ...]:
-    """Tokens, their experts and the weights of those."""
+    """Return tokens, their experts and the weights of their routes."""
     return numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))
 
 
@@ -109,7 +109,7 @@ CASES: list[Case] = []
 def case(
     name: str, inputs: Callable[[int], Sequence[Tensor]], dims: Sequence[int | None], operators: str, **more: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a case of the decorated call."""
+    """Return a decorator that adds a case with the decorated call."""
 
     def add(call: Callable[..., Any]) -> Callable[..., Any]:
         CASES.append(Case(name, call, inputs, dims, frozenset(operators.split()), **more))
@@ -157,7 +157,7 @@ case("nt, scales by row", operand, (0, 0), "fp8_gemm_nt")(
 
 
 def fine(m: int) -> list[Tensor]:
-    """An operand with a scale for each row and 32 columns."""
+    """Return an operand with one scale for each row and 32 columns."""
     values, _ = rows(m, K)
     return [values, torch.rand(m, len(FINE[0]), generator=generator(m))]
 
@@ -350,7 +350,7 @@ case("experts of finer scales", routed, (0, 0, 0), "experts")(
 
 
 def queries(m: int) -> tuple[Tensor, ...]:
-    """Each row's queries and weights of 8 heads, and its range of keys."""
+    """Return each row's queries and weights of 8 heads, and its range of keys."""
     ends = torch.arange(1, m + 1, dtype=torch.int32)
     return numbers(m, 8, 32).to(torch.float8_e4m3fn), numbers(m, 8, dtype=torch.float32), ends - 3, ends
 
@@ -370,7 +370,7 @@ def _(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor) -> Any:
 
 
 def compressed_logits(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, columns: int) -> Tensor:
-    """Logits in rows of a width that is given by position; zeros behind a range, where logits are undefined."""
+    """Compute logits in rows of `columns` columns; write zeros behind a range of keys, where logits are undefined."""
     logits = deep_gemm.fp8_fp4_mqa_logits((q, None), KEYS, weights, starts, ends, columns)  # type: ignore[arg-type]
     lengths = ends.clamp(max=len(KEYS[1])) - starts.clamp(min=0)
     return torch.where(torch.arange(columns) < lengths[:, None], logits, 0)
@@ -382,7 +382,7 @@ case("logits in compressed rows", queries, (0, 0, 0, 0), "fp8_mqa_logits")(
 
 
 def queries_of_sequences(m: int) -> tuple[Tensor, ...]:
-    """Queries, weights and contexts of sequences with a token each, and their tables."""
+    """Return queries, weights, context lengths and page tables of sequences with one token each."""
     q = numbers(m, 1, 8, 32).to(torch.float8_e4m3fn)
     contexts = torch.arange(m, dtype=torch.int32)[:, None] % 60
     return q, numbers(m, 8, dtype=torch.float32), contexts, torch.zeros(m, 1, dtype=torch.int32)
@@ -390,7 +390,7 @@ def queries_of_sequences(m: int) -> tuple[Tensor, ...]:
 
 CACHE = torch.full((2, 64, 1, 36), 0x38, dtype=torch.uint8)
 ONE_SHARE = torch.tensor([[0, 0], [1 << 30, 0]], dtype=torch.int32)
-"""A schedule for any number of sequences."""
+"""A schedule that serves any number of sequences."""
 
 
 @case("logits of pages", queries_of_sequences, (0, 0, 0, 0), "fp8_paged_mqa_logits")
@@ -429,12 +429,12 @@ every_case, every_operator, compiled, exported = (
 
 
 def copies(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors in other memory, laid out alike."""
+    """Copy the tensors to other memory with the same strides."""
     return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x) for x in inputs]
 
 
 def layout(given: Any) -> list[Any]:
-    """Shape, strides, dtype and device of each tensor, which a fake kernel must predict; other values as they are."""
+    """Return shape, strides, dtype and device of each tensor, which a fake kernel must predict, and other values."""
 
     def of(x: Any) -> Any:
         return x if not isinstance(x, Tensor) else (tuple(x.shape), x.stride(), x.dtype, x.device)

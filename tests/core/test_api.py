@@ -1,4 +1,4 @@
-"""Every public product in every call form: right values, nothing written around them, None where D was passed."""
+"""Every public product in every call form: correct values, no write around them, None returned where D was passed."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @dataclass
 class Case:
-    """One product: the operands of its call, the shape of D, and what D must be."""
+    """One product: the operands of its call, the shape of D, and the values that D must hold."""
 
     a: tuple[Tensor, Tensor]
     b: tuple[Tensor, Tensor]
     exact: Tensor
     bound: Tensor
     written: Tensor
-    """Which elements of D the product writes."""
+    """The elements of D that the product writes."""
     tensor_core_bound: Tensor
-    """How much further a kernel's partial sums may be from exact."""
+    """How much further a kernel's partial sums may be from the exact sums."""
     extra: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.bfloat16
     d_starts_as: float = CANARY
@@ -71,14 +71,14 @@ def grouped_weights(g: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def contiguous_case(layout: str, major: str = "nt", zero_padding: bool = True) -> Case:
-    """Rows of groups 2, 0, 2, skipped rows inside and after them; or the same layout as end offsets."""
+    """Make rows of groups 2, 0, 2 with skipped rows between and after them, or the same layout as end offsets."""
     g = torch.Generator().manual_seed(2)
     m = 600
     ids = torch.full((m,), -1, dtype=torch.int32)
     extra: dict[str, Any]
     if layout == "ids":
         ids[:37], ids[40:41], ids[50:90], ids[200:210] = 2, 0, 2, 1
-        padding = (torch.arange(m) < 256) & (ids < 0)  # zeros; an over-allocated tail is left as it is
+        padding = (torch.arange(m) < 256) & (ids < 0)  # these become zeros; the rows behind them are not written
         extra = {"grouped_layout": ids}
     elif layout == "ends":
         ends = torch.tensor([37, 128, 300], dtype=torch.int32)
@@ -90,7 +90,7 @@ def contiguous_case(layout: str, major: str = "nt", zero_padding: bool = True) -
         padding = torch.zeros(m, dtype=torch.bool)
         extra = {"num_groups": GROUPS}
     if not zero_padding:
-        if layout == "ends":  # with ids it changes nothing
+        if layout == "ends":  # with ids, this option changes nothing
             padding = torch.zeros(m, dtype=torch.bool)
         extra["ensure_zero_padding"] = False
     a, sfa = random_fp8((m, K), g), random_scales((m, ceil_div(K, 128)), g)
@@ -194,10 +194,10 @@ def check(name: str, case: Case, form: Callable[..., Tensor | None], device: str
     if returned is None:
         got = frame.view.cpu()
         frame.assert_untouched_outside()
-        assert bool((got[~case.written] == case.d_starts_as).all()), "a write to an element that is not the product's"
+        assert bool((got[~case.written] == case.d_starts_as).all()), "an element outside of the product was written"
     else:
-        got, exact = returned.cpu(), exact - into  # nothing to accumulate into
-        assert torch.equal(frame.view, torch.full_like(frame.view, case.d_starts_as)), "D was not passed, yet written"
+        got, exact = returned.cpu(), exact - into  # without D, nothing is accumulated
+        assert torch.equal(frame.view, torch.full_like(frame.view, case.d_starts_as)), "D was written, but not passed"
         assert got.dtype == case.dtype
     bound = case.bound + (exact.abs() + into) * 2.0**-24
     if device == "cuda":
@@ -214,15 +214,15 @@ def check(name: str, case: Case, form: Callable[..., Tensor | None], device: str
 def test_every_product_in_every_call_form(name: str, form: str, device: str) -> None:
     case = PRODUCTS[name]()
     if form == "all positional" and "contiguous" in name and "use_psum_layout" in case.extra:
-        pytest.skip("the offsets form is chosen by a keyword")
+        pytest.skip("a keyword selects the form with offsets")
     if form == "m-major scales" and (name.startswith(("fp8_gemm_t", "fp8_fp4_gemm_t"))):
-        pytest.skip("the scales of a transposed operand lie m-major already")
+        pytest.skip("the scales of a transposed operand are m-major already")
     check(name, case, CALL_FORMS[form], device)
 
 
 def test_the_table_above_has_every_public_product() -> None:
     public = {name for name in vars(deep_gemm)["__all__"] if "fp8" in name and "gemm" in name}
-    of_other_shapes = {"fp8_gemm_nt_skip_head_mid"}  # tests/gemm/skip/test_skip_head_mid.py
+    of_other_shapes = {"fp8_gemm_nt_skip_head_mid"}  # tests/gemm/skip/test_skip_head_mid.py has it
     assert public == set(PRODUCTS) | of_other_shapes
 
 
@@ -330,7 +330,7 @@ def test_k_grouped_adds_c_and_leaves_it_alone() -> None:
     before = c.clone()
     d = some(deep_gemm.k_grouped_fp8_gemm_nt_contiguous(case.a, case.b, ks=KS, c=c))
     assert torch.equal(c, before)
-    assert torch.equal(d[1], c[1]), "an empty group gives C"
+    assert torch.equal(d[1], c[1]), "an empty group copies C"
     exact = case.exact + c.double()
     assert_within(d, exact, rounding_to(torch.float32, exact, case.bound + exact.abs() * 2.0**-24))
 
@@ -389,14 +389,14 @@ def test_cublaslt_products_go_through_torch(major: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("n", [32, 24])  # torch's FP8 product takes multiples of 16
+@pytest.mark.parametrize("n", [32, 24])  # torch's FP8 product needs multiples of 16
 @pytest.mark.parametrize("major", ["nt", "nn", "tn", "tt"])
 def test_cublaslt_products_take_fp8_values_without_scales(major: str, n: int, device: str) -> None:
     g = torch.Generator().manual_seed(6)
     x, w = (torch.randn(shape, generator=g).to(torch.float8_e4m3fn) for shape in ((8, 64), (n, 64)))
     exact = x.double() @ w.double().t()
     a, b = (x if major[0] == "n" else x.t()), (w if major[1] == "t" else w.t())
-    for lay in (torch.clone, Tensor.contiguous):  # as views of operands along k, and the other way round
+    for lay in (torch.clone, Tensor.contiguous):  # keep operands as views, then copy them to row-major memory
         for dtype, of_c in ((torch.bfloat16, None), (torch.float32, None), (torch.bfloat16, 1.0), (torch.float32, 1.0)):
             d = torch.empty(8, n, dtype=dtype, device=device)
             c = None if of_c is None else torch.full_like(d, of_c)

@@ -1,4 +1,4 @@
-"""Calls by records: a call like an earlier one launches the same as without a record, and is not asked again."""
+"""Calls by records: a call like an earlier one makes the same launches as without a record, and skips the checks."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from deep_gemm.nn import linear as nn_linear
 
 
 class Case(NamedTuple):
-    """A function, and a call of it by tensors that may be replaced by others: the first decides where it runs."""
+    """A function, and a call of it by tensors that may be replaced; the first tensor decides where the call runs."""
 
     of: Function
     call: Callable[..., Any]
     given: dict[str, Tensor]
     written: tuple[str, ...] = ()
     alignments: dict[str, int] = {}  # noqa: RUF012
-    """Alignments of those tensors that may not begin anywhere."""
+    """Alignments in bytes of the tensors that may not begin at every address."""
     launches: int = 1
     unread: tuple[str, ...] = ()
-    """Tensors that are checked and not read: an output may lie there."""
+    """Tensors that are checked but never read, so an output may overlap them."""
     is_dependent: bool = False
-    """The first kernel may begin before the one ahead of it ends, whatever the settings say."""
+    """True if the first kernel may begin before the kernel ahead of it ends, whatever the settings say."""
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_() for name, x in self.given.items()}
@@ -98,9 +98,9 @@ def silu_gradient(h: Tensor, ends: Tensor, p: Tensor, ds: Tensor, silu_too: bool
 
 
 ROWS = {"counts": ints(2), "ends": ints(2), "row_of": ints(6, 2), "token_of": ints(12), "ids": ints(12)}
-"""Rows of two experts for 6 tokens of 2 routes."""
+"""Rows of two experts for 6 tokens of 2 routes each."""
 SCALES = {"": zeros(2, 2), "1xk": zeros(256, 1), "64x64": zeros(4, 4), "32x32": zeros(8, 8), "1x32": zeros(8, 256).t()}
-"""Scales of an FP8 weight `[256, 256]`, as kernels load them."""
+"""Scales of an FP8 weight `[256, 256]`, in the layouts that kernels load."""
 WEIGHTS = {scales: {"w": fp8(256, 256), "sfw": sfw} for scales, sfw in SCALES.items()}
 WEIGHTS["FP4"] = {"w": zeros(256, 128).to(torch.int8), "sfw": ints(256, 2)}
 ALONG, TOKEN_CAST = depths.cast_along_groups, deep_gemm.per_token_cast_to_fp8
@@ -234,7 +234,7 @@ def gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
-    """List the functions that are asked by a call, to record it or to answer it."""
+    """Return a list that receives each function that a call runs in full, to record it or to answer it."""
     found: list[Function] = []
 
     def answer(function: Function, by: Callable[..., Any], *given: Any) -> Any:
@@ -247,7 +247,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
 
 
 def placed(given: Any) -> Any:
-    """The same as if it was on a GPU."""
+    """Return the same values with each tensor treated as one on a GPU."""
     return tree_map(lambda x: on_gpu(x) if isinstance(x, Tensor) else x, given)
 
 
@@ -257,14 +257,14 @@ def tensors_of(name: str, **instead: Tensor) -> dict[str, Tensor]:
 
 
 def at_byte(x: Tensor, byte: int) -> Tensor:
-    """A tensor like x of zeros, beginning `byte` bytes behind a multiple of 64."""
+    """Return zeros in the layout of x that begin `byte` bytes after a multiple of 64."""
     memory = torch.zeros(x.numel() * x.element_size() + 128, dtype=torch.uint8)
     first = -memory.data_ptr() % 64 + byte
     return torch.frombuffer(memory.numpy(), dtype=x.dtype, count=x.numel(), offset=first).view(x.shape)
 
 
 class Memory:
-    """All memory that a call asks for, which is as if it was on a GPU."""
+    """Records all memory that a call allocates, and treats it as memory of a GPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.blocks: list[tuple[int, int]] = []
@@ -283,9 +283,9 @@ class Memory:
 
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, run: Callable[[], Any], records: Any = None) -> None:
-    """Check that a call by its record has the launches and results of the call without one, except for new memory.
+    """Check that a call by its record makes the launches and results of a call without one, except for new addresses.
 
-    `records`: gives the record of a call that has none yet.
+    `records`: the function that returns the record of a call that has none yet.
     """
     launches, outs, memories = [], [], []
     for recorded in (records, lambda *_: (None, None)):
@@ -330,11 +330,11 @@ WITHOUT_RECORD = {
     "get_mn_major_tma_aligned_tensor": "scales that lie right: nothing is launched",
     "transform_sf_into_required_layout": "scales that lie right: nothing is launched",
 }
-"""Functions with an example whose calls have no record. All others must not fall back to the slow way unseen."""
+"""Functions with an example whose calls have no record. No other function may silently use the slow path."""
 
 
 def called(name: str) -> Callable[[], Any]:
-    """Give the call of an example or a case."""
+    """Return the call of an example or a case."""
     if name in CASES:
         return partial(CASES[name].call, **tensors_of(name))
     return partial(EXAMPLES[name].function, **placed(EXAMPLES[name].given))
@@ -363,7 +363,7 @@ HAVE_RECORD = [*(name for name, each in EXAMPLES.items() if each.name not in WIT
 
 
 class OfReplayC(FakeLauncher):
-    """A launcher that replay.c knows by a number."""
+    """A launcher that replay.c identifies by a number."""
 
     all: list[OfReplayC] = []  # noqa: RUF012
 
@@ -442,7 +442,7 @@ LAYERS: dict[str, tuple[int, Callable[..., Any], dict[str, Tensor]]] = {
         gradients_of_experts,
         {
             **{"grad": bf16(6, 256), "x": bf16(6, 256), "p": zeros(12), "h": bf16(12, 512)},
-            "depths": ints(2) + 16,  # this GPU's tensors are read as the host's are
+            "depths": ints(2) + 16,  # the fake GPU's tensors are read like the host's
             **OF_EXPERTS,
         },
     ),
@@ -458,7 +458,7 @@ def test_each_way_of_a_layer_is_one_record(name: str, gpu: FakeGpu, monkeypatch:
 
 
 def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu) -> None:
-    """Torch computes a part, so each launch has its own record. A D that is made without a record is on the CPU."""
+    """Torch computes one part, so each launch has its own record. A D made without a record is on the CPU."""
     there = placed({"x": bf16(48, 512), "w": bf16(1024, 512), "grad": bf16(48, 1024), "main_grad": zeros(1024, 512)})
     launches = []
     for _ in range(3):
@@ -473,7 +473,7 @@ def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu)
 
 
 def with_rows(given: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """The tensors for another number of rows, in each dimension that is the first tensor's rows or twice as many."""
+    """Return the tensors with other rows: in each dimension whose size is the first tensor's rows, or twice as many."""
     m = len(next(iter(given.values())))
     found = {}
     for name, x in given.items():
@@ -488,7 +488,7 @@ BY_ROWS = {
     *(name for name in CASES if name.startswith(("cast along groups", "cast of silu", "hyper-connections"))),
     "rows of 16 routes",
 }
-"""Calls that are recorded for each number of rows."""
+"""Calls that have a separate record for each number of rows."""
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "matrices" not in name and "transposed" not in name])
@@ -504,7 +504,7 @@ def test_other_rows_have_their_own_numbers(name: str, gpu: FakeGpu, monkeypatch:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_like_one_before_is_not_asked(name: str, gpu: FakeGpu, asked: list[Function]) -> None:
-    """Check too that all launches of a call are one record, even if other functions compute parts of it."""
+    """Check also that all launches of a call share one record, even if other functions compute parts of the call."""
     for _ in range(4):
         CASES[name].call(**tensors_of(name))
         assert (asked.count(CASES[name].of), gpu.records) == (1, 1)
@@ -589,7 +589,7 @@ def test_what_is_kept_holds_no_memory(name: str, gpu: FakeGpu) -> None:
 
 
 def test_what_is_said_counts_with_its_type(gpu: FakeGpu) -> None:
-    """True is 1 in Python, but not here."""
+    """True equals 1 in Python, but must not be accepted in its place here."""
     given = tensors_of("logits")
     operands: Any = given.pop("q"), (given.pop("kv"), given.pop("sfkv")), *given.values()
     run: Any = partial(deep_gemm.fp8_mqa_logits, *operands)
@@ -602,7 +602,7 @@ def test_what_is_said_counts_with_its_type(gpu: FakeGpu) -> None:
 
 
 def learned(x: Tensor) -> Tensor:
-    """Give the tensor as one computed from something that requires a gradient."""
+    """Return a copy of x that autograd has computed from a tensor which requires a gradient."""
     return x.detach().clone().requires_grad_().clone()
 
 
@@ -624,7 +624,7 @@ def test_a_warm_call_refuses_what_would_cut_a_gradient(gpu: FakeGpu) -> None:
 
 
 def test_a_warm_product_refuses_it_too(gpu: FakeGpu) -> None:
-    """Whether like calls came before in grad mode or without it, and with weights that are Parameters."""
+    """Check operands, C and D after like calls with and without grad mode, and with weights that are Parameters."""
     a, (values, scales) = (deep_gemm.per_token_cast_to_fp8(torch.ones(m, 512), mn_major=True) for m in (64, 128))
     a, d = (on_gpu(a[0]), a[1]), on_gpu(bf16(64, 128))
     product = partial(deep_gemm.fp8_gemm_nt, recipe=(1, 1, 128))
@@ -679,7 +679,7 @@ def test_one_tensor_in_two_places_takes_no_place_of_two(
     for b in (y, x):
         assert_alike(monkeypatch, gpu, partial(deep_gemm.bf16_gemm_nt, x, b, d))
     assert gpu.records == 1
-    deep_gemm.bf16_gemm_nt(x, x, out := on_gpu(torch.zeros(64, 64)), out)  # C and D: their place is one
+    deep_gemm.bf16_gemm_nt(x, x, out := on_gpu(torch.zeros(64, 64)), out)  # C and D are one tensor
     assert_alike(monkeypatch, gpu, partial(deep_gemm.bf16_gemm_nt, x, y, out, out))
 
 

@@ -1,4 +1,4 @@
-"""Reading machine code: facts of known kernels, and malformed files."""
+"""Reading machine code: facts about known kernels, and errors for malformed files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compiled(source: str) -> CompiledKernel:
 
 
 def asm(instruction: str) -> str:
-    """Give the statement of a PTX instruction whose operands are an address, a tensor map and a number."""
+    """Return the statement of a PTX instruction whose operands are an address, a tensor map and a number."""
     return f'asm volatile("{instruction};" ::"r"(s), "l"(map), "r"(n) : "memory");'
 
 
@@ -224,7 +224,7 @@ def test_what_is_no_cubin_is_a_value_error(data: bytes, read: Callable[[bytes], 
 def test_every_truncation_is_a_value_error() -> None:
     cubin = compiled(TWO).cubin
     section_table, sections = struct.unpack_from("<Q", cubin, 0x28)[0], cubin[0x3C]
-    for length in range(0, section_table + 64 * sections, 7):  # only program headers come after, which nothing reads
+    for length in range(0, section_table + 64 * sections, 7):  # only program headers follow, and nothing reads them
         with pytest.raises(ValueError, match="cubin: "):
             read_kernels(cubin[:length])
 
@@ -233,7 +233,7 @@ def test_every_truncation_is_a_value_error() -> None:
 @given(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=8), st.booleans())
 def test_overwritten_bytes_are_read_or_are_a_value_error(edits: list[tuple[int, int]], in_tables: bool) -> None:
     cubin = bytearray(compiled(TWO).cubin)
-    # Code takes most of a cubin and is never parsed wrong; the tables at the end are where a reader can trip.
+    # Most bytes are code, where every value can be read. A wrong byte in the tables at the end may stop a reader.
     start = struct.unpack_from("<Q", cubin, 0x28)[0] if in_tables else 0
     for at, value in edits:
         cubin[start + at % (len(cubin) - start)] = value

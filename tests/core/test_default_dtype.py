@@ -48,7 +48,7 @@ def default_of(dtype: torch.dtype) -> Iterator[None]:
 
 
 def without_a_dtype(source: str) -> list[str]:
-    """Calls of torch's factories whose result has the default dtype, or one that follows from Python's numbers."""
+    """Return calls of torch's factories whose result has the default dtype, or a dtype that Python numbers decide."""
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     return [
         ast.unparse(call)
@@ -92,7 +92,7 @@ def test_fake_kernels() -> None:
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.kind)
 def test_random_problems(kind: type[Trial]) -> None:
-    """A trial is drawn under each default dtype too: it makes buffers by public functions."""
+    """Each trial is also drawn under each default dtype, since it makes buffers by public functions."""
     for seed in "abc"[: up_to(3, 1)]:
         found = []
         for dtype in (torch.float32, *OTHERS):
@@ -102,7 +102,7 @@ def test_random_problems(kind: type[Trial]) -> None:
                 trial.poison()
                 found.append({**trial.everything(), **plainly(trial)})
             for name, right in trial.right().items():
-                if right.written is not None:  # elsewhere a result may hold anything
+                if right.written is not None:  # the other elements may hold any value
                     found[-1][name] = torch.where(right.written, found[-1][name], 0)
             assert_same(found[-1], found[0])
 
@@ -117,7 +117,7 @@ def test_examples(example: Example) -> None:
 
 
 def layers() -> Iterator[Callable[[], Any]]:
-    """Calls that no other list here has."""
+    """Yield calls that no other list of this file has."""
     x, w, b = numbers(6, 64), numbers(32, 64), blocks(32, 64)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         bias = numbers(32, dtype=dtype)
@@ -145,7 +145,7 @@ def cublaslt(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
 
 
 def converted(convert: Callable[[torch.nn.Module], Any], x: Tensor) -> dict[str, Tensor]:
-    """Convert a model, and give its state and one result."""
+    """Convert a model; return its state and one result."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 32, dtype=torch.bfloat16))
     convert(model)
@@ -153,7 +153,7 @@ def converted(convert: Callable[[torch.nn.Module], Any], x: Tensor) -> dict[str,
 
 
 def mega_moe(buffer: Any, *, is_fp4: bool) -> Tensor:
-    """Fill a buffer by copies, and call."""
+    """Fill a buffer by copies, then run the layer."""
     if is_fp4:
         packed = [deep_gemm.quantize_mxfp4(w) for w in WEIGHTS]
         w1, w2 = deep_gemm.transform_weights_for_mega_moe(packed[0], packed[1])

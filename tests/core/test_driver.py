@@ -1,4 +1,4 @@
-"""The arguments that reach the CUDA driver, in the bindings' own types, and the errors if it refuses. No GPU."""
+"""Arguments passed to the CUDA driver, in the bindings' own types, and errors if the driver refuses. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAP = TensorMap(ElementType.UINT8, (256, 64), (256,), (128, 64), 128)
 
 
 class Driver:
-    """The bindings, with some of their functions answering as told."""
+    """Replaces the bindings; the functions named in `answers` return these values."""
 
     def __init__(self, **answers: Any) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -48,7 +48,7 @@ class Driver:
 
 @pytest.fixture
 def fresh() -> Any:
-    """Empty the caches of facts that one driver gave, before the test and after it."""
+    """Empty the caches of facts about a driver, before the test and after it."""
     caches = (driver._attributes, driver._fixed_arguments, driver.address_is_first_word)
     for cached in caches:
         cached.cache_clear()
@@ -91,7 +91,7 @@ def test_a_launch_has_the_attributes_that_it_needs(
     monkeypatch: pytest.MonkeyPatch, kernel: Any, cluster: int, is_dependent: bool
 ) -> None:
     fake = use(monkeypatch, cuLaunchKernelEx=(cu.CUresult.CUDA_SUCCESS,))
-    for grid in (132, 264):  # two launchers share the parts that are slow to make, and nothing else
+    for grid in (132, 264):  # two launchers share only the parts that are slow to make
         launcher = driver.Launcher(kernel, 100, 384, cluster, is_dependent=is_dependent)
         launcher.hold(bytes(range(100)), grid)
         launcher.set_stream(7)
@@ -114,7 +114,7 @@ def test_a_launch_has_the_attributes_that_it_needs(
 
 
 NO_DEVICE = -1
-"""One that torch need not switch to, on a machine without GPUs."""
+"""A device that torch need not switch to, on a machine without GPUs."""
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_parameters_lie_as_tensor_maps_demand_and_keep_their_bytes(size: int) ->
     buffer.words[0] = 0x1122334455667788
     assert bytes(buffer.words)[:8] == bytes.fromhex("8877665544332211")
     with pytest.raises(ValueError):
-        buffer.bytes[len(buffer.bytes) - 1 :] = b"two"  # memory that is not the struct's
+        buffer.bytes[len(buffer.bytes) - 1 :] = b"two"  # would write behind the struct's memory
 
 
 # Tensor maps
@@ -238,7 +238,7 @@ def test_addresses_of_maps_are_replaced_only_where_the_driver_keeps_them_as_expe
 
 
 def refusal(monkeypatch: pytest.MonkeyPatch, status: str, driver_has: int, compiled: CompiledKernel = COMPILED) -> str:
-    """Load a kernel that a driver of this version refuses; give the error's text."""
+    """Load a kernel that a driver of this version refuses; return the error's text."""
     failure = getattr(cu.CUresult, f"CUDA_ERROR_{status}")
     use(monkeypatch, cuModuleLoadData=(failure, None), cuDriverGetVersion=(0, driver_has))
     with pytest.raises(driver.DriverError) as caught:
@@ -279,7 +279,7 @@ def test_a_driver_of_an_older_minor_version_is_named_only_if_it_does_not_know_th
 @pytest.mark.parametrize(
     ("status", "driver_has", "told"),
     [
-        ("INVALID_IMAGE", 11080, r"This driver is of CUDA 11\.8, .* needs a driver of CUDA 13$"),  # which has no extra
+        ("INVALID_IMAGE", 11080, r"This driver is of CUDA 11\.8, .* needs a driver of CUDA 13$"),  # no extra cu11
         ("OUT_OF_MEMORY", 13000, "cuModuleLoadData failed: CUDA_ERROR_OUT_OF_MEMORY: some text$"),
     ],
 )
@@ -318,13 +318,13 @@ def test_a_gpu_that_is_not_hopper_is_named_with_what_is_needed(
 
 
 class Event:
-    """A torch event, as far as it is used."""
+    """Replaces a torch event, with only the members that are used."""
 
     cuda_event = 77
     waits = 0
 
     def record(self) -> None:
-        """Be made."""
+        """Do nothing: torch creates an event when it is recorded."""
 
     def synchronize(self) -> None:
         """Count the wait."""
@@ -336,7 +336,7 @@ def event(monkeypatch: pytest.MonkeyPatch) -> Event:
     made = Event()
     monkeypatch.setattr(torch.cuda, "Event", lambda: made)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # as a CPU tensor says
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # as for a CPU tensor
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 9, raising=False)
     return made
 

@@ -1,4 +1,4 @@
-"""Errors when the machine fails: one type for each remedy that a caller has, with the object it is about."""
+"""Errors when the machine fails: one type for each remedy that a caller has, with the object that failed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_launch_that_the_gpu_refuses_is_ours(monkeypatch: pytest.MonkeyPatch) 
     from deep_gemm.core.jit import driver
     from deep_gemm.core.kernel import Kernel
 
-    monkeypatch.setattr(call, "RECORDS", {})  # this launcher is for no other call
+    monkeypatch.setattr(call, "RECORDS", {})  # keep the broken launcher out of other tests' records
     a = deep_gemm.per_token_cast_to_fp8(torch.randn(1000, 256, device="cuda"), mn_major=True)
     b = deep_gemm.per_block_cast_to_fp8(torch.randn(136, 256, device="cuda"))
     made: Any = driver.Launcher

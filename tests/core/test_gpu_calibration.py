@@ -1,4 +1,4 @@
-"""The simulator beside a GPU: the same kernel, operands and parameters, and the same bits. See docs/simulator.md."""
+"""Compare the simulator with a GPU: the same kernel, operands and parameters give the same bits (docs/simulator.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shape = tuple[int, int]
 
 
 def patterns(low: int, high: int, shape: Shape, g: torch.Generator, zeros: float = 0) -> Tensor:
-    """E4M3 numbers with bit patterns from `low` to below `high`, either sign, and a share of zeros."""
+    """Draw E4M3 numbers of either sign with bit patterns from `low` to `high` - 1; a fraction `zeros` is 0."""
     bits = torch.randint(low, high, shape, generator=g) | torch.randint(0, 2, shape, generator=g) << 7
     bits = torch.where(torch.rand(shape, generator=g) < zeros, 0, bits)
     return bits.to(torch.uint8).view(torch.float8_e4m3fn)

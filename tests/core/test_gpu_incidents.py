@@ -1,4 +1,4 @@
-"""Situations that users of such kernels met and that no other test makes: see docs/incidents.md."""
+"""Situations that users of similar kernels met, and that no other test makes: see docs/incidents.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.bench.timing import L2Flush
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = 1e-3
-"""By `calc_diff`, beside the product of the numbers that were cast: mostly the casts' own error."""
+"""Allowed `calc_diff` from the product of the numbers before the cast. Most of it is the error of the casts."""
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -54,7 +54,7 @@ def test_no_absurd_configuration(shape: tuple[int, int, int]) -> None:
 
 
 def test_the_same_layer_again_and_again() -> None:
-    """Casts, rows of experts and sums: nothing is added in an order that depends on time."""
+    """Casts, rows of experts and sums give equal bits each time: no sum may depend on the order of arrival."""
     x, ids = random(700, 512), torch.randint(-1, 16, (700, 6), generator=torch.Generator().manual_seed(0)).cuda()
     weights = torch.rand(700, 6, generator=torch.Generator().manual_seed(1)).cuda()
     w1, w2 = (deep_gemm.per_block_cast_to_fp8(random(16, *shape)) for shape in ((1024, 512), (512, 512)))
@@ -130,14 +130,14 @@ print("nothing before was touched")
 
 @pytest.mark.parametrize("form", ["contiguous", "masked", "contiguous of BF16", "masked of BF16", "along k of BF16"])
 def test_operands_and_results_may_lie_where_memory_begins(form: str) -> None:
-    """Some tensor maps begin a box before their tensor, and reach no row there."""
+    """Some tensor maps let a box begin before the tensor. The kernel must not touch memory there."""
     program = WHERE_MEMORY_BEGINS.replace("{form!r}", repr(form))
     done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=120, check=False)
     assert "nothing before was touched" in done.stdout, done.stderr[-2000:]
 
 
 def test_groups_along_k_with_an_odd_number_of_tiles() -> None:
-    """121 tiles of 128x128 for each group, so a cluster of two that takes them in order straddles two depths."""
+    """Each group has 121 tiles of 128x128, so a cluster of two that takes tiles in order straddles two depths."""
     ks, m = [384, 256], 1408
     a, b = random(sum(ks), m), random(m, sum(ks)).t().contiguous()
     groups = zip(torch.split(a, ks), torch.split(b, ks), strict=True)
@@ -151,7 +151,7 @@ def test_groups_along_k_with_an_odd_number_of_tiles() -> None:
 
 @pytest.mark.parametrize("m", [1, 64, 4096])
 def test_an_odd_number_of_blocks_along_k(m: int) -> None:
-    """9 scales for a row of B: DeepSeek-V3's down projection on one of 16 ranks."""
+    """A row of B has 9 scales: the down projection of DeepSeek-V3 on one of 16 ranks."""
     x, y = random(m, 1152), random(7168, 1152)
     d = torch.full((m, 7168), torch.nan, dtype=torch.bfloat16, device="cuda")
     deep_gemm.fp8_gemm_nt(deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_block_cast_to_fp8(y), d)

@@ -1,4 +1,4 @@
-"""Operators on a GPU: compiled calls give the bits of eager ones, and CUDA graphs are replayed with other contents."""
+"""Operators on a GPU: compiled calls give the bits of eager calls, and CUDA graphs are replayed with other contents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def weights() -> Any:
 
 
 def gated(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Any, w2: Any) -> Any:
-    """A mixture of experts by its parts."""
+    """Compute a mixture of experts part by part."""
     rows = deep_gemm.expert_rows(topk_ids, GROUPS)
     a = deep_gemm.gather_cast_to_fp8(x, rows, mn_major=True)
     h: Any = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, w1, grouped_layout=rows.ids)
@@ -41,7 +41,7 @@ def gated(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Any, w2: Any) -
 
 
 def model() -> Callable[..., Any]:
-    """Dense and grouped products, casts and layers, with torch's own operations between them."""
+    """Make a model of dense and grouped products, casts and layers, with torch's own operations between them."""
     b, w1, w2 = weights()
 
     def compute(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Any:
@@ -82,7 +82,7 @@ def test_one_graph_serves_any_number_of_rows(backend: str) -> None:
 def test_cuda_graphs_are_replayed_with_other_contents() -> None:
     compute = model()
     compiled = torch.compile(compute, fullgraph=True, mode="reduce-overhead")
-    for _ in range(6):  # the first are run, the next is captured, the others are replayed
+    for _ in range(6):  # the first calls run, the next is captured, the others are replayed
         given = inputs(32)
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         assert_equal([x.clone() for x in compiled(*given)], compute(*given))
@@ -143,7 +143,7 @@ def test_exported_programs_run(strict: bool) -> None:
 
 
 def test_operators_are_what_torch_asks_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    allclose = torch.allclose  # it lacks FP8
+    allclose = torch.allclose  # torch.allclose does not support FP8
     monkeypatch.setattr(torch, "allclose", lambda x, y, **how: allclose(x.float(), y.float(), **how))
     ops, check = torch.ops.deep_gemm, torch.library.opcheck
     b, w1, w2 = weights()
@@ -159,7 +159,7 @@ def test_operators_are_what_torch_asks_of_them(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_layer_is_right() -> None:
-    """Not only like an eager call."""
+    """Compare the layer with FP32, not only with an eager call."""
     b, _, _ = weights()
     weight = b[0].float() * b[1].repeat_interleave(128, 0).repeat_interleave(128, 1)
     x = numbers(64, K)

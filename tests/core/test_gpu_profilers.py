@@ -1,4 +1,4 @@
-"""Profilers find one kernel of each product by the texts that they search for, on a GPU."""
+"""Profilers on a GPU find exactly one kernel of each product by the text that they search for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KS = [256] * GROUPS
 
 
 def products() -> dict[str, tuple[Callable[[], object], str]]:
-    """Give calls of each kind, and for each the text that programs of 2025 look for in a profile."""
+    """Return calls of each kind, each with the text that programs of 2025 search for in a profile."""
     x, w = torch.randn(M, K, device="cuda"), torch.randn(N, K, device="cuda")
     a, b = deep_gemm.per_token_cast_to_fp8(x, mn_major=True), deep_gemm.per_block_cast_to_fp8(w)
     of_groups = deep_gemm.per_block_cast_to_fp8(torch.randn(GROUPS, N, K, device="cuda"))
@@ -43,7 +43,7 @@ def products() -> dict[str, tuple[Callable[[], object], str]]:
 def test_a_product_is_one_kernel_to_a_profiler(name: str) -> None:
     call, text = products()[name]
     begun: list[int] = []
-    for searched in (text, "gemm_"):  # raises if there are several in a call
+    for searched in (text, "gemm_"):  # raises an error if several kernels of a call match
         barrier = partial(begun.append, 1)
         time = bench_kineto(call, searched, num_tests=5, suppress_kineto_output=True, barrier=barrier)
         assert isinstance(time, float)

@@ -1,4 +1,4 @@
-"""Which public functions have gradients, and which refuse what would lose one: no gradient is cut without a word."""
+"""Public functions that have gradients, and functions that refuse to lose one: no gradient is cut silently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import deep_gemm
 from deep_gemm import per_block_cast_to_fp8
 
 Pass = Callable[[Tensor], Any]
-"""Passes a tensor on as it is, or as autograd sees it."""
+"""Returns a tensor as it is, or as autograd would see it."""
 Cases = list[tuple[str, Callable[[Pass], Any]]]
 
 EXAMPLES = all_examples()
@@ -32,20 +32,20 @@ def bf16(*shape: int) -> Tensor:
 
 
 def fill(t: Pass, name: str) -> None:
-    """Fill a buffer, one of the arguments being passed on by t."""
+    """Fill a buffer; pass the argument called `name` through t."""
     buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, 2, 128, 1, 256, 128)
     given = filling(buffer, torch.ones(M, 256), ROUTED["topk_ids"], ROUTED["topk_weights"])
     deep_gemm.mega_moe_pre_dispatch_sm90(**{key: t(x) if key == name else x for key, x in given.items()})
 
 
 def mega(t: Pass) -> None:
-    """Compute a mega MoE whose y is passed on by t."""
+    """Compute a mega MoE layer; pass y through t."""
     buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, 2, 128, 1, 256, 128)
     deep_gemm.fp8_mega_moe(t(bf16(0, 256)), L1, L2, buffer)
 
 
 def mega_fp4(t: Pass) -> None:
-    """The same with FP4 weights."""
+    """Compute a mega MoE layer with FP4 weights; pass y through t."""
     buffer = deep_gemm.get_symm_buffer_for_mega_moe(None, 2, 128, 1, 256, 128)
     l1 = torch.zeros(2, 256, 128, dtype=torch.uint8), torch.zeros(2, 256, 8, dtype=torch.uint8)
     deep_gemm.fp8_fp4_mega_moe(t(bf16(0, 256)), l1, (l1[0][..., :64], l1[1][..., :4]), buffer)
@@ -57,7 +57,7 @@ def added_to_d(t: Pass) -> None:
 
 
 def cases_of(arguments: str) -> Cases:
-    """Give each function with each argument that its example names so, and the call."""
+    """Return a case for each argument that an example lists in the field named by `arguments`: a text, and the call."""
     return [
         (f"{example.name} {argument}", partial(example.call, argument))
         for example in EXAMPLES
@@ -70,7 +70,7 @@ OPERANDS: Cases = [
     ("mega_moe_pre_dispatch_sm90 x", partial(fill, name="x")),
     ("mega_moe_pre_dispatch_sm90 topk_weights", partial(fill, name="topk_weights")),
 ]
-"""A function, the argument that it refuses, and a call of it."""
+"""A function and the argument that it refuses, as text; and a call of the function."""
 OUTPUTS: Cases = [
     *cases_of("writes"),
     ("fp8_gemm_nt d", added_to_d),
@@ -78,7 +78,7 @@ OUTPUTS: Cases = [
     ("fp8_fp4_mega_moe y", mega_fp4),
     ("mega_moe_pre_dispatch_sm90 buf_x_sf", partial(fill, name="buf_x_sf")),
 ]
-"""A function, the output that it refuses, and a call of it."""
+"""A function and the output that it refuses, as text; and a call of the function."""
 
 
 def named(cases: Cases) -> pytest.MarkDecorator:
@@ -86,7 +86,7 @@ def named(cases: Cases) -> pytest.MarkDecorator:
 
 
 def learned(x: Tensor) -> Tensor:
-    """Give x as something computed from a tensor that requires a gradient."""
+    """Return a copy of x that autograd has computed from a tensor which requires a gradient."""
     return x.detach().clone().requires_grad_().clone()
 
 
@@ -112,7 +112,7 @@ def test_what_was_computed_from_something_trained_is_refused(name: str, call: Ca
 
 @named(OPERANDS)
 def test_parameters_and_views_of_them_are_let_through(name: str, call: Callable[[Pass], Any]) -> None:
-    """The others may require a gradient without being trained, as weights in FP8 do."""
+    """A leaf may require a gradient without being trained, as weights in FP8 do."""
     same = "get_mn_major_tma_aligned_tensor sf", "transform_sf_into_required_layout sf", "per_tensor_cast_to_fp8 scale"
     gives_them_back = name in same
     for way in (leaf, lambda x: leaf(x)[:]):
@@ -135,7 +135,7 @@ TRACED = [case for case in (*OPERANDS, *OUTPUTS) if "mega" not in case[0]]
 
 @named(TRACED)
 def test_fake_tensors_are_refused_too(name: str, call: Callable[[Pass], Any]) -> None:
-    """Check the refusal on fake tensors, which have no values, as while a model is traced."""
+    """Check the refusal on fake tensors, which have no values: tracing a model uses them."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, refused(name):
         call(lambda x: learned(mode.from_tensor(x)))
 
@@ -182,7 +182,7 @@ WITHOUT_ONE = """
     cast_back_from_fp4 ceil_to_ue8m0 uneven_all_gather selected_logprobs refit_
     fp8_mqa_logits fp8_fp4_mqa_logits fp8_paged_mqa_logits fp8_fp4_paged_mqa_logits
 """
-"""Functions whose arguments are not trained, functions that have a gradient, and logits (test_indexer.py)."""
+"""Functions whose arguments are never trained, functions that have a gradient, and logits (test_indexer.py)."""
 
 
 def test_weights_in_parameters_are_let_through_where_they_are_copied() -> None:

@@ -1,4 +1,4 @@
-"""Only numbers, switches and names of our files get from a configuration into source, whatever its fields hold."""
+"""A configuration can put only numbers, switches and names of our files into source, whatever its fields hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KERNELS: dict[str, tuple[Callable[[Any], dict[str, str]], Any]] = {
 
 
 class EvilNumber(int):
-    """Calculates and compares as the number that it is, and prints as something else."""
+    """Calculates and compares as the number that it is, but prints as something else."""
 
     def __str__(self) -> str:
         return EVIL
@@ -35,7 +35,7 @@ class EvilNumber(int):
 
 
 def injected(config: Any) -> Iterator[tuple[str, Any]]:
-    """The configuration with one of its fields, or one of a field's fields, replaced by a text or an evil number."""
+    """Yield the configuration with one field, or one field of a field, replaced by a text or an `EvilNumber`."""
     names = [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else config._fields
     change = dataclasses.replace if dataclasses.is_dataclass(config) else type(config)._replace
     for name in names:
@@ -55,7 +55,7 @@ def test_no_field_of_a_configuration_becomes_code(kernel: str) -> None:
         tried += 1
         try:
             found = headers(changed)
-        except Exception as error:  # nothing was generated: any error will do
+        except Exception as error:  # no source was generated, so any error is right
             refused += "expected numbers, switches and names of sources" in str(error)
             continue
         assert [name for name, text in found.items() if "passwd" in text] == [], field

@@ -1,4 +1,4 @@
-"""The pass over FFMAs: bits that it changes, code that it never changes, and results like later compilers' code.
+"""The pass over FFMAs: the bits that it changes, the code that it leaves alone, and a comparison with later compilers.
 
 Needs NVRTC, no GPU.
 """
@@ -32,7 +32,7 @@ from deep_gemm.gemm.kinds.output import Output
 
 YIELD_AND_REUSE = 1 << 45 | 0xF << 58
 PLAIN = tile_config(64, 128, Output())
-"""One math warpgroup: no compiler interleaves its FFMAs, so that the pass finds work whatever NVRTC is installed."""
+"""This configuration has one math warpgroup. No compiler interleaves its FFMAs, so the pass always finds work."""
 
 
 def decode(block_tokens: int, num_math_warpgroups: int, ctas_per_sm: int) -> DecodeConfig:
@@ -87,7 +87,7 @@ def test_every_other_ffma_yields_afterwards_and_keeps_no_operand() -> None:
 
 
 def assert_harmless(before: bytes, after: bytes) -> None:
-    """Only yield and reuse bits, of FFMAs, and only cleared: see the module's docstring for why that is enough."""
+    """Check that only yield and reuse bits of FFMAs changed, and only to 0. The pass's docstring explains why."""
     assert len(after) == len(before)
     rest = bytearray(after)
     for old, new in changed(before, after):
@@ -126,7 +126,7 @@ def test_whatever_the_control_bits_are_the_pass_is_harmless_and_idempotent(seed:
 
 @dataclass(frozen=True)
 class Strange:
-    """An FFMA as no promotion has it: which bits to invert of one that is rewritten."""
+    """Bits to invert in an FFMA that the pass rewrites. The result is an FFMA that no promotion contains."""
 
     low: int = 0
     high: int = 0
@@ -196,7 +196,7 @@ BY_BOTH = one_in(3, list(CONFIGS))
 
 IN_USE = tuple(map(int, compiler_version().split(".")[:2]))
 KEPT_OTHERWISE = {"decode 64"} if IN_USE >= (13, 1) else set()
-"""Where other operands are kept than by 12.9 and 13.0; every other FFMA yields there too."""
+"""NVRTC 13.1 and later reuse other operands in these than 12.9 and 13.0 do, but set the same yield bits."""
 
 has_interleaving_compiler = pytest.mark.skipif(
     IN_USE < COMPILERS_THAT_INTERLEAVE, reason=f"needs NVRTC 12.9 or later, has {compiler_version()}"
@@ -230,7 +230,7 @@ def test_the_pass_brings_code_of_nvrtc_12_8_within_10_points_of_the_installed_on
 
 
 def shares(cubin: bytes, *, by_yield_alone: bool) -> dict[int | tuple[int, int], float]:
-    """Parts of the promotion FFMAs by (yield, reuse), or by yield."""
+    """Return the fractions of the promotion FFMAs with each (yield, reuse), or with each yield."""
     found = pairs(cubin)
     kinds = Counter(pair[0] if by_yield_alone else pair for pair in found.elements())
     return {kind: count / found.total() for kind, count in kinds.items()}
@@ -289,7 +289,7 @@ def test_the_pairs_of_each_kernel_are_printed_where_they_are_asked_for(
     jit.build(source, headers, name="kernel", passes=passes)
     assert capsys.readouterr().err == ""
     as_new_process(monkeypatch, DG_PRINT_REG_REUSE=1)
-    jit.build(source, headers, name="kernel", passes=passes)  # from the cache
+    jit.build(source, headers, name="kernel", passes=passes)  # loads it from the cache
     found = pairs(interleave(compiled(PLAIN)))
     told = f"kernel: {found.total()} promotion FFMAs, by (yield, reuse): (0, 0): {found[0, 0]}, (1, 0): {found[1, 0]}"
     captured = capsys.readouterr()

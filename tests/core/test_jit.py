@@ -1,4 +1,4 @@
-"""Compiling: purity, errors, messages of ptxas, the front door. Needs NVRTC, no GPU; fails with its message without."""
+"""Compiling: purity, errors, messages of ptxas, and `jit.build`. Needs NVRTC, no GPU; without NVRTC the tests fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCALE = 'extern "C" __global__ void scale(float* p) { p[threadIdx.x] *= 2; }'
 WGMMA, *_PARTS = re.split(r"^// ---- (.+)\n", (Path(__file__).parent / "kernels.cuh").read_text(), flags=re.MULTILINE)
 KERNELS = {name: WGMMA + source for name, source in zip(_PARTS[::2], _PARTS[1::2], strict=True)}
 SLOW_KERNELS = [name for name in KERNELS if name.startswith(("C75", "spills", "stack frame"))]
-"""Each provokes one message of ptxas."""
+"""Kernels that each provoke one message of ptxas."""
 
 
 @pytest.fixture(autouse=True)
@@ -97,20 +97,20 @@ def test_bad_ptx_is_a_compile_error_with_the_words_of_ptxas() -> None:
 
 def test_the_compiler_version_names_the_build() -> None:
     major, minor = compiler._checked(compiler._nvrtc().nvrtcVersion())
-    assert re.fullmatch(rf"{major}\.{minor}\.\d+ (CL-\d+|UNKNOWN)", compiler.compiler_version())  # 13.2.86: UNKNOWN
+    assert re.fullmatch(rf"{major}\.{minor}\.\d+ (CL-\d+|UNKNOWN)", compiler.compiler_version())  # UNKNOWN: 13.2.86
 
 
 # ---- strict -----------------------------------------------------------------------------------------------------
 
 
 UNTOLD = {"C7519"} if tuple(map(int, compiler.compiler_version().split(".")[:2])) >= (13, 1) else set()
-"""What ptxas mends without a word."""
+"""Messages that this ptxas never prints, because it repairs the code silently."""
 
 
 @pytest.mark.parametrize("message", [name for name in SLOW_KERNELS if name not in UNTOLD])
 def test_strict_refuses_a_kernel_with(message: str) -> None:
     source = KERNELS[message]
-    kernel = compile_cubin(source, {}, name="kernel")  # without strict it passes: a note never stops an engine
+    kernel = compile_cubin(source, {}, name="kernel")  # not strict: a note never stops an engine
     with pytest.raises(jit.CompileError) as caught:
         compile_cubin(source, {}, name="kernel", strict=True)
     assert message in caught.value.reason
@@ -122,7 +122,7 @@ def test_a_note_is_told_in_words_that_a_newcomer_knows(code: str) -> None:
     log = compile_cubin(KERNELS[code], {}, name="kernel").log
     told = [note for note in ptxas_log.notes(log) if note.startswith(code)]
     assert told
-    assert all("- ptxas:" in note for note in told), "ptxas words it as no entry of the table does"
+    assert all("- ptxas:" in note for note in told), "no entry of the table has this text of ptxas"
 
 
 def test_a_missing_fence_costs_nothing_whether_it_is_told_or_not() -> None:
@@ -150,7 +150,7 @@ def test_build_compiles_once_in_a_process_and_once_for_all_processes(monkeypatch
     first = jit.build(SCALE, {}, name="scale")
     monkeypatch.setattr(jit, "compile_cubin", lambda *a, **k: pytest.fail("compiled again"))
     assert jit.build(SCALE, {}, name="scale") is first
-    jit._cache_of.cache_clear()  # as a new process
+    jit._cache_of.cache_clear()  # as a new process would see it
     assert jit.build(SCALE, {}, name="scale") == first
 
 
@@ -189,7 +189,7 @@ def test_without_strict_one_warning_names_the_compiler_that_made_a_slow_kernel(m
     with pytest.warns(RuntimeWarning, match=told) as caught:
         for _ in range(2):
             jit.build(KERNELS["spills"], {}, name="kernel")
-            jit._cache_of.cache_clear()  # as a new process, which takes it from the cache
+            jit._cache_of.cache_clear()  # as a new process, which loads it from the cache
     assert len(caught) == 1
 
 
@@ -208,7 +208,7 @@ def test_debug_tells_what_was_compiled_and_how(
 
 
 def dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *variables: str, tool: str = "") -> dict[str, str]:
-    """Build a kernel and give the files beside it, by suffix; `tool` is the script of an nvdisasm, if any."""
+    """Build a kernel; return the files beside it, by suffix. `tool` is the script of an nvdisasm, if any."""
     as_new_process(monkeypatch, **dict.fromkeys(variables, 1))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -221,7 +221,7 @@ def dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *variables: str, too
         (tmp_path / "bin" / "nvdisasm").chmod(0o755)
     jit.build(SCALE, {}, name="scale")
     files = list((tmp_path / "cache").glob("scale-*"))
-    assert len({file.stem for file in files}) == 1, "all have the kernel's name and key"
+    assert len({file.stem for file in files}) == 1, "all files have the kernel's name and key"
     return {file.suffix: file.read_bytes().decode(errors="replace") for file in files}
 
 
@@ -255,7 +255,7 @@ def test_a_kernel_from_the_cache_is_dumped_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jit.build(SCALE, {}, name="scale")
-    jit._cache_of.cache_clear()  # as a new process
+    jit._cache_of.cache_clear()  # as a new process would see it
     monkeypatch.setattr(jit, "compile_cubin", lambda *a, **k: pytest.fail("compiled again"))
     assert dumped(monkeypatch, tmp_path, "DG_JIT_DUMP_ASM", tool=TOOL).keys() == {".kernel", ".cubin", ".sass", ".ptx"}
     told = capsys.readouterr()
@@ -318,7 +318,7 @@ print(json.dumps([kernel.cubin[:4].hex(), Path("/proc/self/maps").read_text()]))
 
 @pytest.fixture
 def fresh_nvrtc() -> Iterator[None]:
-    """Let `_nvrtc` look again, in the test and after it."""
+    """Let `_nvrtc` search for the library again, in the test and after it."""
     compiler._nvrtc.cache_clear()
     yield
     compiler._nvrtc.cache_clear()
@@ -349,7 +349,7 @@ def test_absent_bindings_are_named_with_the_command_that_brings_them(
 @pytest.mark.usefixtures("fresh_nvrtc")
 @pytest.mark.parametrize("major", [12, 13])
 def test_an_absent_library_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch, major: int) -> None:
-    absent = RuntimeError("Failure finding\n  libnvrtc.so\n")  # as cuda-bindings 13.5 says it: in lines
+    absent = RuntimeError("Failure finding\n  libnvrtc.so\n")  # cuda-bindings 13.5 splits its message into lines
     fake_bindings(monkeypatch, f"{major}.9.4", raising(absent))
     monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: None)
     with pytest.raises(jit.CompilerMissing) as caught:

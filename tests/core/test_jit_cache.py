@@ -1,4 +1,4 @@
-"""The cache of compiled kernels, in the situations that users of such caches met."""
+"""The cache of compiled kernels, in situations that users of such caches met."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCALE = 'extern "C" __global__ void scale(float* p) { p[threadIdx.x] *= 2; }'
 KERNEL = CompiledKernel("scale", b"\x7fELF\n\0machine code\n" * 50, "ptxas info: a log\nof two lines", "13.0.88 CL-1")
 KEY = "f" * 64
 
-# A process that has the package without the imports of its front (torch), then forks: 64 of them start in a moment.
+# The process imports the package without torch, then forks, so that 64 processes can start in a moment.
 LIGHT = f"""
 import os, signal, sys, types
 package = types.ModuleType("deep_gemm")
@@ -43,13 +43,13 @@ SOURCE = {SCALE!r}
 
 
 def store(cache: KernelCache) -> Path:
-    """Store a kernel; give its file."""
+    """Store a kernel; return its file."""
     cache.store(KEY, KERNEL, options=["--std=c++20"], passes=["yield 1"])
     return cache.path("scale", KEY)
 
 
 def load(*directories: Path, name: str = "scale", key: str = KEY) -> CompiledKernel | None:
-    """Load a kernel as another process does."""
+    """Load a kernel as another process would."""
     return KernelCache(*directories).load(name, key)
 
 
@@ -170,7 +170,7 @@ def test_what_is_no_file_is_a_miss(tmp_path: Path, make: Callable[[Path], None])
     cache = KernelCache(tmp_path)
     make(cache.path("scale", KEY))
     begin = time.perf_counter()
-    assert cache.load("scale", KEY) is None  # to read a pipe would wait for a writer
+    assert cache.load("scale", KEY) is None  # reading a pipe would wait for a writer
     assert time.perf_counter() - begin < 5
 
 
@@ -214,7 +214,7 @@ def test_a_bad_file_is_set_aside_with_the_reason_and_not_too_many_are_kept(tmp_p
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
     with cache.path("scale", KEY).open("wb") as file:
-        file.truncate(1 << 40)  # it takes no room on the disk
+        file.truncate(1 << 40)  # a sparse file, which uses no room on the disk
     assert cache.load("scale", KEY) is None
 
 
@@ -232,8 +232,8 @@ def test_the_kernels_used_least_recently_make_room(tmp_path: Path) -> None:
         os.utime(paths[letter], (written, written))
     (tmp_path / f"{paths['b'].stem}.ptx").write_text("x")
     (tmp_path / "notes.txt").write_text("x" * 10**6)
-    assert load(tmp_path, key="a" * 64) == KERNEL, "now a was used last"
-    assert paths["a"].stat().st_mtime < time.time() - 10**5, "when it was written is still known"
+    assert load(tmp_path, key="a" * 64) == KERNEL, "a was used last"
+    assert paths["a"].stat().st_mtime < time.time() - 10**5, "the time of its writing must not change"
     keep("d")
     assert {path.name for path in tmp_path.iterdir()} == {paths[letter].name for letter in "acd"} | {"notes.txt"}
     keep("e")
@@ -252,7 +252,7 @@ def test_all_directories_are_read_and_the_first_that_can_be_written_is_written(t
     unwritable, shipped, own = tmp_path / "file" / "cache", tmp_path / "shipped", tmp_path / "own"
     store(KernelCache(shipped))
     assert load(unwritable, own, shipped) == KERNEL
-    assert not own.exists(), "what is found is not copied"
+    assert not own.exists(), "a kernel that is found is not copied"
     cache = KernelCache(unwritable, own, shipped)
     cache.store("o" * 64, KERNEL, options=[], passes=[])
     assert [path.name for path in own.iterdir()] == [f"scale-{'o' * 64}.kernel"]
@@ -277,7 +277,7 @@ def test_nothing_is_loaded_that_others_may_write_and_one_warning_says_so(tmp_pat
     with pytest.warns(RuntimeWarning, match=told) as caught:
         assert [cache.load("scale", KEY) for _ in range(3)] == [None] * 3
     assert len(caught) == 1
-    if writable == "file":  # it gives way to one that can be trusted
+    if writable == "file":  # the untrusted file is replaced by one that can be trusted
         store(KernelCache(tmp_path / "cache"))
         assert load(tmp_path / "cache") == KERNEL
 
@@ -289,7 +289,7 @@ def test_nothing_is_loaded_from_another_user_than_root(tmp_path: Path, monkeypat
     if me != 0:
         with pytest.warns(RuntimeWarning, match=f"it belongs to user {me}, not to user {me + 1} or root"):
             assert load(tmp_path) is None
-    else:  # what root has put there is as good as one's own
+    else:  # a file of root is trusted like the user's own
         assert load(tmp_path) == KERNEL
     real = os.fstat(0)
     for uid, trusted in ((me + 1, True), (0, True), (me + 2, False)):
@@ -321,11 +321,11 @@ def forked(number, work):
         children.append(child)
     return [os.waitpid(child, 0)[1] for child in children]
 """
-"""A compiler that counts, and takes a while. No NVRTC."""
+"""Replaces NVRTC by a slow compiler that counts its calls."""
 
 
 def counted(code: str, tmp_path: Path) -> list[str]:
-    """Note the kernels that are compiled, in order."""
+    """Run code in a light process; return the kernels that it compiles, in order."""
     (tmp_path / "count").touch()
     run = run_light(COUNTED + code, tmp_path / "cache", COUNT=str(tmp_path / "count"), DG_JIT_STRICT="0")
     assert run.returncode == 0, run.stderr
@@ -400,7 +400,7 @@ assert time.monotonic() - begin < 5
 os.kill(lives_on, signal.SIGKILL)
 os.waitpid(lives_on, 0)
 """
-    assert counted(code, tmp_path) == ["a", "b"], "the child waited for the file, not for a thread that it has not"
+    assert counted(code, tmp_path) == ["a", "b"], "the child waited for the file, not for a thread of its parent"
 
 
 @pytest.mark.parametrize(

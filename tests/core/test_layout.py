@@ -1,4 +1,4 @@
-"""Sizes and layouts of scales: what TMA can load, the same values in it, and mistakes in words."""
+"""Sizes and layouts of scales: layouts that TMA can load, equal values in them, and errors that say what is wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def scales(*shape: int) -> Tensor:
 
 
 def assert_loads_directly(sf: Tensor) -> None:
-    """TMA needs rows of 4 bytes each, a pitch and a distance of groups of 16 bytes, and an address of 16."""
+    """Check what TMA needs: contiguous columns of 4-byte scales; pitch, distance of groups and address in 16 bytes."""
     mn, blocks = sf.shape[-2:]
     assert mn <= 1 or sf.stride(-2) == 1
     assert blocks <= 1 or (sf.stride(-1) % 4 == 0 and sf.stride(-1) >= mn)
@@ -96,7 +96,7 @@ def test_scales_become_mn_major_with_the_same_values_and_then_stay(shape: tuple[
     ("shape", "strides"),
     [
         ((5, 1), (1, 1)),  # row-major
-        ((5, 1), (1, 5)),  # a column of a matrix that is m-major with an odd pitch
+        ((5, 1), (1, 5)),  # a column of an m-major matrix with an odd pitch
         ((1, 1), (1, 1)),
         ((1, 1), (3, 3)),
         ((1, 5, 1), (5, 1, 1)),
@@ -126,7 +126,7 @@ def test_tma_takes_one_column_as_it_lies(gpu: FakeGpu) -> None:
         ((8, 1), (1, 8)),
         ((1, 1), (1, 4)),
         ((1, 3), (1, 4)),
-        ((2, 5, 1), (8, 1, 8)),  # copied, because the groups lie apart by no multiple of 16 bytes
+        ((2, 5, 1), (8, 1, 8)),  # copied, because the distance of groups is no multiple of 16 bytes
         ((2, 4, 1), (4, 1, 4)),
         ((1, 5, 3), (24, 1, 8)),
         ((1, 1, 1), (4, 1, 4)),
@@ -149,7 +149,7 @@ def test_sizes_of_1_have_the_strides_of_any_other_size(shape: tuple[int, ...], s
 
 
 def lay_in(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> Tensor:
-    """Scales in a buffer, with any strides."""
+    """Copy scales into a buffer with any strides."""
     size = 1 + first + sum((x - 1) * stride for x, stride in zip(shape, strides, strict=True))
     return torch.zeros(size).as_strided(shape, strides, first).copy_(scales(*shape))
 
@@ -162,7 +162,7 @@ def lay_in(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> 
         ((8, 3), (1, 8), 1),  # an address that is no multiple of 16 bytes
         ((4, 3), (2, 8), 0),  # every second row
         ((2, 8, 3), (26, 1, 8), 0),  # a distance of groups that is no multiple of 16 bytes
-        ((2, 8, 3), (3, 6, 1), 0),  # groups innermost but one
+        ((2, 8, 3), (3, 6, 1), 0),  # groups are the second innermost dimension
     ],
 )
 def test_scales_that_tma_cannot_load_are_copied(shape: tuple[int, ...], strides: tuple[int, ...], first: int) -> None:
@@ -280,7 +280,7 @@ def test_fp32_scales_are_never_rounded() -> None:
         ((scales(5, 3), 5, 272, PER_ROW, "2", True), "num_groups: expected an integer in 0.."),
         ((scales(5, 3).double(), 5, 272, PER_ROW, None, True), "sf: expected dtype torch.float32, got torch.float64"),
         (([1.0], 5, 272, PER_ROW, None, True), "TypeError: sf: expected a tensor, got a list of 1"),
-        (  # four exponents in each int32, so a quarter of the columns
+        (  # each int32 holds four exponents, so these have a quarter of the columns
             (torch.ones(5, 1, dtype=torch.int32), 5, 272, PER_ROW, None, True),
             "NotImplementedError: sf: packed UE8M0 scales (torch.int32) are not supported, pass torch.float32 scales",
         ),
@@ -301,7 +301,7 @@ def test_scales_that_do_not_follow_the_recipe_are_refused(arguments: tuple[Any, 
 def test_exponents_of_fp4_weights_become_the_words_that_products_take(
     groups: int | None, k: int, dtype: torch.dtype
 ) -> None:
-    """Exponents whose rows are whole words are not copied, and words are returned as they are."""
+    """Exponents whose rows are whole words are not copied. Words are returned as they are."""
     lead = () if groups is None else (groups,)
     exponents = torch.randint(100, 140, (*lead, 24, k // 32), dtype=torch.uint8)
     words = transform_sf_into_required_layout(exponents.view(dtype), 24, k, (1, 32), groups)
@@ -310,7 +310,7 @@ def test_exponents_of_fp4_weights_become_the_words_that_products_take(
     assert torch.equal(words.view(torch.uint8)[..., : k // 32], exponents)
     assert (words.data_ptr() == exponents.data_ptr()) == (k == 512)
     assert transform_sf_into_required_layout(words, 24, k, (1, 32), groups) is words
-    assert words_of(exponents.view(-1)[:16].as_strided((1, 16), (1, 1))).shape == (1, 4), "one row has any stride"
+    assert words_of(exponents.view(-1)[:16].as_strided((1, 16), (1, 1))).shape == (1, 4), "one row may have any stride"
     with pytest.raises(ValueError, match=r"^sf: expected shape"):
         transform_sf_into_required_layout(words[..., :1], 24, k, (1, 32), groups)
     with pytest.raises(ValueError, match=r"^sf: expected dtype torch.float32"):
@@ -321,7 +321,7 @@ def test_exponents_of_fp4_weights_become_the_words_that_products_take(
 @pytest.mark.parametrize("k", [288, 576, 2880])
 @pytest.mark.parametrize("groups", [None, 3])
 def test_scales_of_any_form_become_the_same_numbers(groups: int | None, k: int, recipe: tuple[int, int]) -> None:
-    """Numbers, exponents of either type, and words of four: as products of E4M3 take them."""
+    """Convert FP32 numbers, exponents of either type, and words of four exponents to the scales of an E4M3 operand."""
     mn, (rows, columns) = 80, recipe
     shape = (*(() if groups is None else (groups,)), -(-mn // rows), -(-k // columns))
     exponents = torch.randint(0, 256, shape, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Caches of the package have limits: none grows with the shapes, addresses or settings that a program uses."""
+"""The package's caches have limits: none grows with the shapes, addresses or settings that a program uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from deep_gemm.core.settings import InForce
 
 SIZES = {"m", "n", "k", "rows", "num_groups", "tokens", "shape", "strides"}
 SIZES |= {"address", "tensor", "tensor_map", "stream", "generation"}
-"""Parameters that take as many values as a program likes. All others are configurations, types, flags and devices."""
+"""Parameters that take any number of values in a program. All others are configurations, types, flags and devices."""
 TOOLS = ("lab.bench", "deep_gemm.cli", "lab.sim", "lab.soak", "deep_gemm.integrations", "deep_gemm.__main__")
 
 
@@ -63,7 +63,7 @@ def test_settings_that_change_all_the_time_are_forgotten_but_never_mistaken(monk
 
 
 class SlowDict(dict[str, None]):
-    """Takes its time to find the oldest."""
+    """A dictionary that is slow to find its oldest entry."""
 
     def __iter__(self) -> Iterator[Any]:
         oldest = next(super().__iter__())
@@ -72,7 +72,7 @@ class SlowDict(dict[str, None]):
 
 
 def test_threads_that_make_room_at_a_time_do_not_meet() -> None:
-    """Without a lock both would find the same oldest entry, and the second would fail to forget it."""
+    """Without a lock, both threads would find the same oldest entry, and the second could not remove it."""
     kept, failed = SlowDict(a=None, b=None), list[Exception]()
 
     def keep(name: str) -> None:
@@ -94,7 +94,7 @@ def test_records_are_bounded_for_all_that_calls_may_say(gpu: FakeGpu, monkeypatc
 
 
 def used_mib() -> dict[str, float]:
-    """Memory that this process has on the host, and all that is taken on the GPU."""
+    """Return the memory of this process on the host, and the memory in use on the GPU, both in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     free, total = torch.cuda.mem_get_info()
     return {"host": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "gpu": (total - free) / 2**20}
@@ -104,7 +104,7 @@ def used_mib() -> dict[str, float]:
 def test_ten_thousand_calls_with_new_shapes_do_not_grow_memory() -> None:
     """The first half fills the caches of records and choices; the second half replaces their entries."""
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
-        pytest.skip("other workers take memory of the same GPU: run this test alone")
+        pytest.skip("other workers use memory of the same GPU: run this test alone")
     x, w = torch.ones(64, 1024, device="cuda"), torch.ones(2048, 1024, device="cuda")
     (a, sfa), (b, sfb) = deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_token_cast_to_fp8(w)
 

@@ -1,4 +1,4 @@
-"""Every operator is what torch.library asks of one: its schema tells the truth, and its fake kernel agrees with it."""
+"""Every operator passes torch.library's checks: its schema is true, and its fake kernel agrees with the real one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def copied(given: Any) -> Any:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes calls of the package's operators, with another output than the one that they are about to write."""
+    """Stores the calls of the package's operators, with other values in the outputs that the calls will write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,7 +81,7 @@ class Recorder(TorchDispatchMode):
 
 
 def recorded() -> Iterator[Sample]:
-    """Calls of operators by public functions: in their examples, and in the cases of any number of rows."""
+    """Yield the operator calls that public functions make in their examples and in the cases of any number of rows."""
     with Recorder() as recorder:
         for example in all_examples():
             for each in (example, example.without_output()):
@@ -93,11 +93,11 @@ def recorded() -> Iterator[Sample]:
 
 
 HOLD_ANYTHING = "logits in compressed rows", "logits of pages"
-"""Cases that write only a part of the result that they make; the rest may hold anything."""
+"""Cases that write only a part of the result that they make; the rest may hold any value."""
 
 
 def samples() -> Iterator[Sample]:
-    """Calls of every overload of operators: the public functions' own, and arguments that these rarely pass."""
+    """Yield calls of every overload of operators: calls by public functions, then arguments that these rarely pass."""
 
     def call(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Sample:
         return operator, args, kwargs
@@ -143,12 +143,12 @@ def samples() -> Iterator[Sample]:
     kept = deep_gemm.per_token_cast_to_fp8(torch.nn.functional.pad(bf16(M, K), (0, 0, 0, 10)).t(), mn_major=True)
     yield call(ops.nn_linear_rows.default, bf16(M, K), w, bf16(N), 1, 128)
     yield call(ops.nn_linear_rows.default, fp32(M, K), w, None, 0, 128)
-    yield call(ops.nn_linear_rows.default, fp32(200, K), w, None, 1, 0)  # more rows than share a scale in blocks
+    yield call(ops.nn_linear_rows.default, fp32(200, K), w, None, 1, 0)  # more rows than share one scale in a block
     yield call(ops.nn_linear_gradients.default, grad, w, *kept, *types, 128)
     yield call(ops.nn_linear_gradients.default, grad, w, None, None, *types, 0)
     yield call(ops.nn_linear_gradients.default, grad, None, *kept, *types, 128)
     w1, w2, h, types = fp32(GROUPS, 64, 48), fp32(GROUPS, 48, 32), bf16(M * TOPK, 64), types + types[1:] * 2
-    every = [*deep_gemm.expert_rows(routes(M).clamp_min(0), GROUPS)]  # a row without a route would hold anything
+    every = [*deep_gemm.expert_rows(routes(M).clamp_min(0), GROUPS)]  # a row without a route could hold any value
     for products in ("fp8", "bf16"):
         yield call(ops.nn_experts.default, bf16(M, 48), weights, w1, w2, every, 1.5, products)
         trained = (bf16(M, 48), bf16(M, 48), weights.bfloat16(), w1, w2, h, found, None, products)
@@ -162,7 +162,7 @@ def samples() -> Iterator[Sample]:
     q, weights_of_heads, starts, ends = queries(M)
     yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends, True, 0, torch.bfloat16)
     q, weights_of_heads, contexts, table = queries_of_sequences(M)
-    # All contexts have the greatest length, since logits behind a context may hold anything.
+    # All contexts have the greatest length, since logits behind a context may hold any value.
     contexts, pages = torch.full_like(contexts, 60), (table, ONE_SHARE, 60)
     yield call(ops.fp8_paged_mqa_logits.default, q, CACHE, weights_of_heads, contexts, *pages, False, torch.float32)
     yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(2, M, 8), fp32(2, M), 2)
@@ -170,7 +170,7 @@ def samples() -> Iterator[Sample]:
 
 
 def bf16_samples() -> Iterator[Sample]:
-    """Calls of the operators of BF16 products."""
+    """Yield calls of the operators of BF16 products."""
     x, w, k = bf16(M, 16), bf16(N, 16), 16
     for packet, a, b in (
         (ops.bf16_gemm_nt, x, w),
@@ -203,7 +203,7 @@ every_sample = pytest.mark.parametrize("sample", NAMED)
 
 @pytest.fixture
 def opcheck(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Give torch's check of operators, which compares inputs before and after by a function that lacks FP8."""
+    """Return torch's check of operators, which compares inputs by `allclose`, with an `allclose` that supports FP8."""
     allclose = torch.allclose
 
     def of_any_type(x: Tensor, y: Tensor, **how: Any) -> bool:

@@ -12,7 +12,7 @@ BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.host_compile
 
 
 def operators_of(graph: torch.fx.Graph) -> set[str]:
-    """The package's operators in a graph."""
+    """Return the names of the package's operators in a graph."""
     names = {str(node.target) for node in graph.nodes if node.op == "call_function"}
     return {name.removeprefix("deep_gemm.").removesuffix(".default") for name in names if "deep_gemm" in name}
 
@@ -21,7 +21,7 @@ def operators_of(graph: torch.fx.Graph) -> set[str]:
 @pytest.mark.combinations
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_graph_serves_any_number_of_rows(case: Case, backend: str) -> None:
-    from torch._dynamo.testing import CompileCounterWithBackend  # slow, and each worker collects this file
+    from torch._dynamo.testing import CompileCounterWithBackend  # slow, and every worker imports this file
 
     counter = CompileCounterWithBackend(backend)
     found = torch.compile(case.call, fullgraph=True, backend=counter)
@@ -37,7 +37,7 @@ def test_one_graph_serves_any_number_of_rows(case: Case, backend: str) -> None:
 
 
 class Calling(torch.nn.Module):
-    """A module that makes a call."""
+    """A module that makes a case's call."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()

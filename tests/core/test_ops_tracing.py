@@ -1,4 +1,4 @@
-"""Only programs that trace or observe torch see an operator; checks when it is traced and when it runs; error texts."""
+"""Only programs that trace or observe torch see an operator; checks at tracing and at run time; error texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ M = 6
 
 
 class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the package's operators."""
+    """Records the names of the package's operators that run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -82,7 +82,7 @@ def test_on_meta_a_call_gives_shapes(case: Case, monkeypatch: pytest.MonkeyPatch
     expected, on_meta = described(case.call(*inputs)), moved(inputs)
     for name, constant in vars(ops_cases).copy().items():
         monkeypatch.setattr(ops_cases, name, moved(constant) if isinstance(constant, Tensor | tuple) else constant)
-    with torch.device("meta"):  # also for tensors that the call makes itself
+    with torch.device("meta"):  # also for tensors that the call makes
         got = case.call(*on_meta)
     assert all(x.is_meta for x in tree_leaves(got) if isinstance(x, Tensor))
     assert described(got) == expected
@@ -90,7 +90,7 @@ def test_on_meta_a_call_gives_shapes(case: Case, monkeypatch: pytest.MonkeyPatch
 
 FLOPS = {
     **dict.fromkeys(("BF16 products of heads", "heads", "heads turned, added to d"), 2 * M * GROUPS * N * K),
-    **dict.fromkeys(("BF16 masked into", "masked", "masked, all rows"), 2 * M * GROUPS * N * K),  # the host reads none
+    **dict.fromkeys(("BF16 masked into", "masked", "masked, all rows"), 2 * M * GROUPS * N * K),  # host reads no counts
     **dict.fromkeys(("k-grouped", "k-grouped into", "k-grouped of 2025"), 2 * M * N * sum(ops_cases.KS)),
     **dict.fromkeys(("logits", "logits in BF16"), 2 * M * 8 * 32 * 70),
     **dict.fromkeys(("linear", "linear of finer scales"), 2 * 2 * M * N * K),
@@ -106,7 +106,7 @@ FLOPS = {
     "logits of pages": 2 * M * 8 * 32 * 60,
     "hyper-connections": 2 * M * 8 * 128,
 }
-"""Operations of calls that do not multiply just one matrix [M, K] by one [N, K]."""
+"""Operations of calls that do more than multiply one matrix [M, K] by one [N, K]."""
 
 
 @every_case
@@ -135,7 +135,7 @@ print(counter.get_total_flops())
 
 
 def test_the_first_call_of_a_program_is_counted() -> None:
-    """This call makes the operators, after the counter has taken its formulas."""
+    """The counter must count operators that this call creates after the counter has read its formulas."""
     root = Path(__file__).resolve().parents[2]
     assert int(forked.run("-c", FIRST_CALL, cwd=root).stdout) == 2 * 2 * 8 * 128
 
@@ -196,7 +196,7 @@ def test_fake_tensors_of_a_gpu_need_no_gpu() -> None:
         x = torch.empty(M, K, dtype=torch.bfloat16, device="cuda")
         values, scales = (torch.empty(part.shape, dtype=part.dtype, device="cuda") for part in B)
     b = values, scales
-    for in_mode in (True, False):  # a fake tensor stays one when its mode is over
+    for in_mode in (True, False):  # a fake tensor stays fake after its mode has ended
         with mode if in_mode else nullcontext():
             a = deep_gemm.per_token_cast_to_fp8(x, mn_major=True)
             d, y = deep_gemm.fp8_gemm_nt(a, b), deep_gemm.linear(x, b)
@@ -230,7 +230,7 @@ def test_a_call_seen_before_is_no_operator_and_none_of_a_trace_launches(gpu: Fak
 
 
 class Wrapped(Tensor):
-    """A tensor that handles operators itself."""
+    """A tensor class that handles operators itself."""
 
     handled: list[str]
     wrapped: Tensor
@@ -252,7 +252,7 @@ def test_tensors_that_handle_operators_get_them() -> None:
     Wrapped.handled = []
     x, a, d = numbers(M, K), rows(M, K), torch.zeros(M, N, dtype=torch.bfloat16)
     assert_same(deep_gemm.linear(Wrapped(x), B), deep_gemm.linear(x, B))
-    deep_gemm.fp8_gemm_nt(a, (Wrapped(B[0]), B[1]), d)  # any operand
+    deep_gemm.fp8_gemm_nt(a, (Wrapped(B[0]), B[1]), d)  # any operand may be of the class
     assert_same(d, deep_gemm.fp8_gemm_nt(a, B))
     assert Wrapped.handled == ["linear", "fp8_gemm_nt"]
 
@@ -300,7 +300,7 @@ def test_mistakes_are_found_while_tracing_and_said_in_the_usual_words(says: str,
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(type(eager.value)) as fake:
         call(mode.from_tensor(x))
     assert says in str(fake.value)
-    with pytest.raises(Exception) as compiled:  # Dynamo has its own
+    with pytest.raises(Exception) as compiled:  # Dynamo raises an error of its own type
         torch.compile(call, backend="aot_eager", fullgraph=True)(x)
     assert says in str(compiled.value)
 
@@ -369,7 +369,7 @@ def test_scales_that_lie_m_major_are_given_back_themselves() -> None:
 
 
 def test_sizes_that_nobody_knows_before_stay_open() -> None:
-    """A number of rows that depends on elements: the graph has no hint at all."""
+    """Compile a number of rows that depends on elements: the graph has no hint about its size."""
 
     def of_some(x: Tensor, chosen: Tensor) -> Any:
         some = x[chosen]
@@ -396,11 +396,11 @@ def test_depths_that_the_host_knows_stay_open() -> None:
     for ks in ([16, 128], [32, 256], [48, 160], [400, 16]):
         x, y = numbers(4, sum(ks)), numbers(8, sum(ks))
         assert_same(compiled(x, y, ks), grads(x, y, ks))
-    assert counter.frame_count == 2  # the first is made for its own numbers, the second for any
+    assert counter.frame_count == 2  # the first graph is made for its own numbers, the second for any numbers
 
 
 class Routing(torch.nn.Module):
-    """A module that gives `ExpertRows`."""
+    """A module that returns `ExpertRows`."""
 
     def forward(self, topk_ids: Tensor) -> ExpertRows:
         return deep_gemm.expert_rows(topk_ids, GROUPS)

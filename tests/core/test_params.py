@@ -1,4 +1,4 @@
-"""The list of a kernel's parameters: members' offsets, packed bytes, and assertions that the compiler checks."""
+"""The list of a kernel's parameters: offsets of members, packed bytes, and assertions that the compiler checks."""
 
 from __future__ import annotations
 

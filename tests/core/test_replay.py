@@ -48,7 +48,7 @@ PARAMS = Params(
 
 
 class Driver:
-    """Notes each launch of either replay: its kernel, CTAs, attributes and parameters."""
+    """Records each launch of either replay: its kernel, CTAs, attributes and parameters."""
 
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
@@ -56,16 +56,16 @@ class Driver:
         self.lock = threading.Lock()
 
     def encoded(self, *facts: Any) -> bytes:
-        """Stand for an encoded map: a digest of all that it depends on."""
+        """Return 128 bytes in place of an encoded map: a text of everything that the map depends on."""
         return repr(facts).encode().ljust(128, b".")[:128]
 
     def kernel(self, function: int, cluster: int = 1) -> SimpleNamespace:
-        """Stand for a kernel."""
+        """Return an object in place of a kernel."""
         launcher = lambda config, device, is_dependent: self.launcher(function, cluster, is_dependent)  # noqa: E731
         return SimpleNamespace(params_of=lambda config: PARAMS, launcher=launcher)
 
     def launcher(self, function: int, cluster: int, is_dependent: bool) -> SimpleNamespace:
-        """Stand for a kernel's launcher, for both replays."""
+        """Return an object in place of a kernel's launcher, for both replays."""
         of = SimpleNamespace(
             function=function,
             threads=128,
@@ -123,7 +123,7 @@ DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 
 
 class Native:
-    """replay.c, built, on a driver that writes down its arguments."""
+    """A build of replay.c that calls a driver which records its arguments."""
 
     def __init__(
         self,
@@ -139,11 +139,11 @@ class Native:
         module.setup(table, *pointers, *classes, self.make, torch.is_grad_enabled, failed)
 
     def make(self, *of: Any, **how: Any) -> Any:
-        """Stand for torch.empty_strided."""
+        """Replace torch.empty_strided."""
         return self.empty(*of, **how)
 
     def launch(self, config: Any, function: int, params: Any, extra: Any) -> int:
-        """Stand for cuLaunchKernelEx."""
+        """Replace cuLaunchKernelEx."""
         of = config.contents
         assert (*of.grid[1:], *of.block, of.shared_bytes, extra) == (1, 1, 128, 1, 1, 64, None)
         attributes = {}
@@ -156,16 +156,16 @@ class Native:
         return self.driver.status if len(self.driver.launches) >= self.driver.fails_from else 0
 
     def encode(self, room: int, element: int, rank: int, address: int, *rest: Any) -> int:
-        """Stand for cuTensorMapEncodeTiled."""
+        """Replace cuTensorMapEncodeTiled."""
         sizes, strides, box, ones, interleave, swizzle, promotion, fill = rest
         assert (ones[:rank], interleave, promotion, fill) == ([1] * rank, 0, 3, 0)
         numbers = tuple(sizes[:rank]), tuple(strides[: rank - 1]), tuple(box[:rank])
         encoded = self.driver.encoded(element, address, *numbers, swizzle)
-        (ctypes.c_char * 128).from_address(room).raw = encoded  # `memmove` would let go of the GIL
+        (ctypes.c_char * 128).from_address(room).raw = encoded  # `memmove` would release the GIL
         return 0
 
     def current_device(self, device: Any) -> int:
-        """Stand for cuCtxGetDevice."""
+        """Replace cuCtxGetDevice."""
         device[0] = self.device
         return 0
 
@@ -177,7 +177,7 @@ def failed(launcher: Any, status: int, grid: int) -> None:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """replay.c as a module."""
+    """Build replay.c and return it as a module."""
     if COMPILER is None or not hasattr(Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("needs a C compiler, and a torch with DLPack's table")
     path = tmp_path_factory.mktemp("replay") / "_replay.abi3.so"
@@ -203,14 +203,14 @@ def native(built: Any) -> Iterator[Native]:
 
 
 def tensor(random: Random, rows: int, columns: int, dtype: torch.dtype, pitch: int, skew: int = 0) -> Tensor:
-    """Make a matrix in a room of its own, `skew` elements behind 256 bytes."""
+    """Make a matrix in memory of its own that begins `skew` elements after a multiple of 256 bytes."""
     room = torch.zeros(max(rows * pitch, 1) + skew + 256, dtype=dtype)
     first = -room.data_ptr() % 256 // dtype.itemsize + skew
     return room[first:].as_strided((rows, columns), (pitch, 1))
 
 
 def expression(random: Random, numbers: list[Any], depth: int = 3) -> Any:
-    """Draw a number that follows from others."""
+    """Draw an expression of the given numbers."""
     if depth == 0 or random.random() < 0.2:
         return random.choice([*numbers, random.randrange(1, 40)])
     a, b = (expression(random, numbers, depth - 1) for _ in range(2))
@@ -220,7 +220,7 @@ def expression(random: Random, numbers: list[Any], depth: int = 3) -> Any:
 
 
 def drawn(random: Random, driver: Driver) -> tuple[Record, list[Tensor], list[int]]:
-    """Draw a call with the integers that it states, and record it."""
+    """Draw a call, record it, and return the record, its tensors and the integers that the call passes."""
     recording = Recording(CPU)
     stated = [random.randrange(1, 50) for _ in range(random.randrange(3))]
     numbers, tensors, shadows = recording.stated_numbers(stated), list[Tensor](), list[Shadow]()
@@ -257,7 +257,7 @@ def drawn(random: Random, driver: Driver) -> tuple[Record, list[Tensor], list[in
 
 
 def others(random: Random, tensors: list[Tensor]) -> list[Tensor]:
-    """Draw tensors of another call: other rows, pitches and addresses, or types and columns."""
+    """Draw the tensors of another call: with other rows, pitches and addresses, or with other types and columns."""
     found = []
     for x in tensors:
         rows, columns = x.shape
@@ -273,7 +273,7 @@ def others(random: Random, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def numbers_of(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
-    """Give the record's numbers for tensors that it serves; None if it does not serve them."""
+    """Return the record's numbers for these tensors, or None if it does not serve them."""
     if len(tensors) != len(record.given):
         return None
     for x, given in zip(tensors, record.given, strict=True):
@@ -286,7 +286,7 @@ def numbers_of(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] 
 
 
 def both(native: Native, record: Record, packed: Any, tensors: list[Tensor], stated: Sequence[int] = ()) -> bool:
-    """Replay a call in both ways in one memory, compare all that is launched and made, and tell if it is served."""
+    """Replay a call in both ways in the same memory; compare launches and results; return whether it is served."""
     driver, had = native.driver, list[Tensor]()
     driver.launches.clear()
 
@@ -336,7 +336,7 @@ def test_both_replays_launch_the_same(native: Native, seed: int) -> None:
 
 
 def one_launch(native: Native, *, with_scratch: bool = False, scales: bool = False) -> tuple[Record, Any, list[Tensor]]:
-    """Record a call of a matrix with free rows that makes one of the same, by two launches."""
+    """Record a call that allocates a matrix like its operand, which has any number of rows, and makes two launches."""
     x = tensor(Random(0), 6, 64, torch.float32 if scales else torch.bfloat16, 64)
     r = Recording(CPU)
     shadow = r.shadow(x, (0,))
@@ -392,7 +392,7 @@ def test_other_calls_go_back_to_python(native: Native, other: Any) -> None:
 
 @pytest.mark.parametrize("is_native", [True, False])
 def test_records_are_found_by_all_that_is_not_free(native: Native, is_native: bool) -> None:
-    """A record serves any number of rows, but one pitch, one alignment of addresses and one number of integers."""
+    """A record serves any number of rows, but only one pitch, one alignment of addresses and one count of integers."""
     record, _, _ = one_launch(native)
     kept = replay.Records([((0,), ())] * 2, native.module if is_native else None)
 
@@ -442,14 +442,14 @@ def test_the_oldest_records_go(native: Native, is_native: bool, monkeypatch: pyt
     monkeypatch.setattr(replay, "MOST_RECORDS", 3)
     kept = replay.Records([((0,), ())], native.module if is_native else None)
     calls = [tensor(Random(0), rows, columns, torch.bfloat16, 40) for columns in (8, 16, 24, 32) for rows in (1, 2, 3)]
-    for x in calls:  # each record serves its own rows alone
+    for x in calls:  # each record serves its own number of rows alone
         assert kept.recall((x,), ()) is NotImplemented
         r = Recording(CPU)
         int(r.shadow(x, (0,)).shape[0])
         kept.keep(kept.name((x,)), r.record([]), CPU)
         assert kept.recall((x,), ()) is not NotImplemented
     assert len(kept) == 3 * 2
-    if is_native:  # the other also knows the last calls
+    if is_native:  # replay.py also remembers the last calls
         served = [kept.recall((x,), ()) is not NotImplemented for x in calls]
         assert served == [False] * 3 + [False, True, True] * 3
 
@@ -511,7 +511,7 @@ def test_memory_that_cannot_be_had_ends_a_call_before_its_launches(built: Any, h
             return x
         if error is not None:
             raise error
-        return None  # no tensor: the table says so
+        return None  # no tensor: the table reports this by an error
 
     native = Native(built, Driver(), empty)
     _, packed, tensors = one_launch(native, with_scratch=True)
@@ -530,7 +530,7 @@ def test_threads_replay_one_record(native: Native) -> None:
         made.extend((x, *native.module.replay(packed, (x,), ())) for _ in range(50))
 
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # else threads change in the middle of this driver, as they cannot in the real one
+    sys.setswitchinterval(1000)  # the real driver holds the GIL, so threads must not switch inside of this one
     try:
         in_threads(run, calls)
     finally:
@@ -582,7 +582,7 @@ def test_sanitizers_find_nothing_in_all_of_these_tests(built: Any) -> None:
         libraries.append(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
     if not all(Path(library).is_absolute() for library in libraries):
         pytest.skip("the C compiler has no sanitizers here")
-    # Python frees much of its memory only by exiting, which would look like leaks.
+    # Python frees much of its memory only when it exits, which would look like leaks.
     options = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0", "DG_TEST_SANITIZED": "1"}
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
     done = subprocess.run(command, env={**os.environ, **options}, capture_output=True, text=True, check=False)
@@ -632,7 +632,7 @@ def test_a_replay_keeps_no_tensor(native: Native) -> None:
 
 
 def parts() -> list[Any]:
-    """Give the parts of a small record that is right."""
+    """Return the parts of a small, correct record."""
     given = (4, 16, 1, 0, (-1, 8), (8, 1))
     launch = (5, 128, 0, 1, 0, 0, bytes(256), ((128, 8, 0, (0, 0, 0)),), ((0, (0, 0, 0), 0, 0, (1, 2), (0,), (0, 0)),))
     made = (1, 2), (2, 0), {"dtype": torch.bfloat16}, (1,), (0,)

@@ -1,4 +1,4 @@
-"""Settings: values from the environment, setters that work and refuse nonsense, and the defaults."""
+"""Settings: values from the environment, setters that work and refuse wrong values, and the defaults."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_records_are_made_anew_exactly_under_choices_not_made_before(
     second = module.in_force.generation
     assert second != first
     set_it(default)
-    assert module.in_force.generation == first, "what was in force before"
+    assert module.in_force.generation == first, "the earlier settings"
     set_it(other)
     assert module.in_force.generation == second
 
@@ -157,7 +157,7 @@ def test_settings_kept_for_callers_are_accepted_and_refuse_nonsense() -> None:
     deep_gemm.set_ignore_compile_dims(False)
     deep_gemm.set_block_size_multiple_of(32)
     deep_gemm.set_block_size_multiple_of((64, 16))
-    assert module.in_force.generation == before, "no record is thrown away"
+    assert module.in_force.generation == before, "no record is dropped"
     with pytest.raises(ValueError, match=r"^ignore: expected True or False, got 1$"):
         deep_gemm.set_ignore_compile_dims(1)  # type: ignore[arg-type]
     for nonsense in (0, "x", (64, 0)):

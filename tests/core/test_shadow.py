@@ -1,4 +1,4 @@
-"""Records by shadows: conditions that a call notes while recorded, numbers it fixes, and calls without a record."""
+"""Records by shadows: conditions that a call notes while it is recorded, numbers it fixes, calls without a record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows(m: int, n: int = 8) -> Tensor:
 
 
 def recording(x: Tensor) -> tuple[Recording, Shadow]:
-    """Begin to record calls of a matrix with any number of rows."""
+    """Begin to record a call of a matrix with any number of rows; return the recording and the matrix's shadow."""
     r = Recording(CPU)
     return r, r.shadow(x, (0,))
 
@@ -35,7 +35,7 @@ def serves(record: Record, tensors: list[Tensor], stated: tuple[int, ...] = ()) 
 
 
 def launch(r: Recording, *places: Any) -> None:
-    """Note a launch that has these tensors."""
+    """Note a launch whose parameters are these tensors."""
     values = dict.fromkeys((field.name for field in PARAMS.fields), 0) | {"map_0": b"", "map_1": b"", "pair": ()}
     r.launch(KERNEL, None, values | {f"at_{i}": x for i, x in enumerate(places)}, 1, -1, False)
 
@@ -164,7 +164,7 @@ VIEWS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_lie_where_torchs_do(view: Callable[[Any], Any]) -> None:
-    """For the tensor that is recorded, and for one with other rows."""
+    """Check the addresses of views, for the recorded tensor and for a tensor with other rows."""
     r, x = recording(rows(5))
     of = view(x)
     launch(r, of)
@@ -185,7 +185,7 @@ def test_views_lie_where_torchs_do(view: Callable[[Any], Any]) -> None:
 
 
 def scratch_of(r: Recording, results: list[Shadow], given: Tensor) -> tuple[int, list[list[int]]]:
-    """Give the bytes of scratch, and where the tensors of each launch lie there, for a call of this matrix."""
+    """Return the bytes of scratch memory for a call of this matrix, and the offsets of each launch's tensors there."""
     record = r.record(results)
     values = numbers_of(record, [given])
     assert values is not None
@@ -210,7 +210,7 @@ def test_rooms_share_scratch_if_their_launches_are_apart(m: int) -> None:
     at = at_a, at_b, at_c, at_d
     assert all(first % 256 == 0 for first in at)
     ends = [first + of for first, of in zip(at, bytes_of, strict=True)]
-    for i in range(3):  # two of one launch lie apart
+    for i in range(3):  # tensors of one launch must not overlap
         assert ends[i] <= at[i + 1] or ends[i + 1] <= at[i]
     assert max(ends) <= size < sum(bytes_of)
 
@@ -256,7 +256,7 @@ def test_results_are_memory_of_their_own(results: Callable[..., Any]) -> None:
 
 
 def test_a_room_without_elements_serves_no_call_that_has_some() -> None:
-    """Nor does a record of a room with elements serve a call without any: the room's size would differ."""
+    """A record of a room with elements does not serve a call without elements either: the room's size would differ."""
     for m, others in ((0, (1, 9)), (5, (0,))):
         r, x = recording(rows(m))
         r.room(x.shape, torch.float32)
@@ -276,7 +276,7 @@ def test_an_output_lies_apart_from_other_tensors() -> None:
 
 
 def test_no_record_is_kept_for_tensors_that_none_serves() -> None:
-    """A tensor that requires a gradient goes to the checks, which say so."""
+    """A tensor that requires a gradient must be sent to the checks, which report it."""
     assert replay.are_apart([rows(5), rows(5)], 1) and not replay.are_apart([rows(5).requires_grad_(), rows(5)], 1)
 
 

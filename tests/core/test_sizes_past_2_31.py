@@ -16,13 +16,13 @@ FP8 = torch.float8_e4m3fn
 
 
 def scales_by_row(*shape: int) -> Tensor:
-    """As TMA reads them, so that nothing lays them anew: rows, a multiple of 4, are contiguous."""
+    """Make scales in the layout that TMA reads, so that nothing copies them: columns of a multiple of 4 rows."""
     *groups, rows, k = shape
     return torch.empty(*groups, ceil_div(k, 128), rows).mT
 
 
 def assert_reach(gpu: FakeGpu, *operands: Tensor) -> None:
-    """Some map reaches the last element of each operand, and no further."""
+    """Check that some map reaches the last element of each operand, and nothing behind it."""
     [launch] = gpu.launches
     found = [
         (prod(each.sizes), sum((n - 1) * stride for n, stride in zip(each.sizes[1:], each.strides, strict=True)))

@@ -1,4 +1,4 @@
-"""Rules that the texts of the CUDA sources must keep."""
+"""Rules that the texts of the CUDA sources must obey."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DECODE = FP8_GEMM_DECODE, decode_config(8, 1, 1, 2)
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_loops_are_unrolled_fully_or_not_at_all(name: str) -> None:
-    """NVRTC 13.0 loses the remainder of some partially unrolled loops; see docs/performance_log.md."""
+    """NVRTC 13.0 loses the remaining iterations of some partially unrolled loops; see docs/performance_log.md."""
     partial = [
         factor for factor in re.findall(r"#pragma unroll *\(?(\w*)\)?", SOURCES[name]) if factor not in ("", "1")
     ]

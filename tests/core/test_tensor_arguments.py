@@ -1,4 +1,4 @@
-"""Every public function names the argument if it is no tensor, or a tensor that the function cannot read."""
+"""Every public function names an argument that is no tensor, or that is a tensor which the function cannot read."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MODULES: dict[str, tuple[Any, Arguments]] = {
 EACH = [pytest.param(each.function, each.given, id=f"{each.name} {[*each.given][-1]}") for each in all_examples()]
 EACH += [pytest.param(*call, id=name) for name, call in MODULES.items()]
 OTHERS = {"uneven_all_gather", "ceil_to_ue8m0", "calc_diff", "refit_"}
-"""Functions of a group of processes, of numbers of any type, and of modules."""
+"""Functions that take a group of processes, numbers of any type, or modules."""
 
 
 def wrong(x: Tensor) -> Iterator[Any]:
-    """Give objects that are no tensors, and tensors of a kind that no function reads."""
+    """Yield objects that are no tensors, and tensors of a kind that no function reads."""
     numbers = x.float()
     yield from (
         numbers.tolist(),
@@ -39,7 +39,7 @@ def wrong(x: Tensor) -> Iterator[Any]:
 
 
 def instead_of(value: Any) -> Iterator[Any]:
-    """Give wrong values for a tensor, a pair, or `ExpertRows`: replace all of it, or one member."""
+    """Yield wrong values for a tensor, a pair, or `ExpertRows`: replace all of it, or one member."""
     if isinstance(value, Tensor):
         yield from wrong(value)
         return
@@ -51,7 +51,7 @@ def instead_of(value: Any) -> Iterator[Any]:
 
 
 def mistakes(function: Any, given: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """Give arguments that are right but for one, and its name."""
+    """Yield the name of each argument, and correct arguments except for this one."""
     parameters = inspect.signature(function).parameters
     for name, value in given.items():
         if isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and isinstance(value[0], Tensor)):
@@ -66,7 +66,7 @@ def test_a_mistake_begins_with_the_arguments_name(function: Any, given: Argument
     for name, arguments in mistakes(function, given):
         with pytest.raises((TypeError, ValueError, NotImplementedError)) as caught:
             function(**arguments)
-        # A layer of torch's names has an `input`, which is the x of a cast.
+        # Layers with torch's argument names call x `input`; their cast reports it as x.
         names = f"{name}:", f"sf{name}:", f"{name}.", *(["x:"] if name == "input" else [])
         assert str(caught.value).startswith(names)
 

@@ -1,4 +1,4 @@
-"""For tests of FP4 weights (MXFP4): random ones, the numbers that they stand for, the forms of their scales."""
+"""Helpers for tests of FP4 weights (MXFP4): random weights, their numbers, and the forms of their scales."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3,
 
 
 def random_weight(*shape: int, seed: int = 0) -> Operand:
-    """Packed values of a weight `[..., n, k]`, and its scales as bytes."""
+    """Draw the packed values of a weight `[..., n, k]`, and its scales as bytes."""
     *rows, k = shape
     g = torch.Generator().manual_seed(seed)
     values = torch.randint(0, 256, (*rows, k // 2), generator=g, dtype=torch.uint8)
@@ -23,13 +23,13 @@ def random_weight(*shape: int, seed: int = 0) -> Operand:
 
 
 def operands(m: int, n: int, k: int, columns: int = 128) -> tuple[Operand, Tensor, Tensor]:
-    """A, packed values of B, and its scales as bytes."""
+    """Draw A, the packed values of B, and B's scales as bytes."""
     a = torch.randn(m, k, generator=torch.Generator().manual_seed(1))
     return deep_gemm.per_token_cast_to_fp8(a, gran_k=columns), *random_weight(n, k)
 
 
 def plain(values: Tensor, scales: Tensor) -> Tensor:
-    """The numbers of a weight, in FP64."""
+    """Return the numbers of a weight, in FP64."""
     codes = torch.stack([values & 15, values >> 4], -1).flatten(-2)
     return VALUES[codes.int()].double() * 2.0 ** (scales.double() - 127).repeat_interleave(32, -1)
 

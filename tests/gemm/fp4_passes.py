@@ -1,4 +1,4 @@
-"""How often fp8_gemm multiplies the tiles of FP4 weights, told from their scales alone; see gemm/convert/e2m1.cuh."""
+"""Predict from the scales of an FP4 weight how many passes fp8_gemm needs for its tiles; see gemm/convert/e2m1.cuh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROWS = 64
 
 
 def passes_of(scales: Tensor, block_n: int) -> list[int]:
-    """How often the tiles of `block_n` rows of a weight are multiplied, with its scales as bytes `[n, k / 32]`."""
+    """Return the number of passes of each tile of `block_n` rows; `scales` are bytes `[n, k / 32]`."""
     found = []
     for tile in torch.split(scales, block_n):
         sets = [part for rows in torch.split(tile, ROWS) for part in torch.split(rows, 4, 1)]
@@ -27,5 +27,5 @@ def _levels(scales: Tensor) -> int:
 
 
 def bytes_of(words: Tensor, k: int) -> Tensor:
-    """Scales `[..., n, words]` as bytes, without the last words' bytes beyond k."""
+    """View scales `[..., n, words]` as bytes, without the bytes of the last words behind k."""
     return words.contiguous().view(torch.uint8)[..., : k // 32]

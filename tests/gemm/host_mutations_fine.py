@@ -1,6 +1,6 @@
-"""Ways to break the checks of fine scales and FP4 weights: `host_mutations.py` runs them.
+"""Mistakes in the checks of fine scales and FP4 weights, which `host_mutations.py` runs.
 
-The trials are tests of the CPU's definition and of errors, in the process with the broken module.
+The trials are tests of the reference on the CPU and of errors. They run in the process that has the broken module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def by_tests(*files: str) -> None:
-    """Run the tests of these files that need no GPU; if one fails, raise an error with their output."""
+    """Run the tests of these files that need no GPU. If a test fails, raise an error with the tests' output."""
     told = io.StringIO()
     with redirect_stdout(told):
         code = pytest.main(["-x", "-m", "not gpu", "-p", "no:cacheprovider", "-p", "no:xdist", *_paths(files)])
@@ -49,7 +49,7 @@ PACKED, SLOW, RECIPES, LAYOUT, CASTS, UE8M0 = (
     "core.check.ue8m0",
 )
 SWAPS: list[tuple[str, ...]] = [
-    # How FP4 weights are recognized, and their scales
+    # How FP4 weights and their scales are recognized
     (PACKED, "(torch.int8, torch.uint8, torch.float4", "(torch.int8, torch.int8, torch.float4", FP4),
     (PACKED, "torch.uint8, torch.float4_e2m1fn_x2)", "torch.uint8)", FP4),
     (PACKED, "if recipe is None and of_b is None:", "if recipe is None:", FP4),
@@ -104,7 +104,7 @@ SWAPS: list[tuple[str, ...]] = [
     (PACKED, "magnitudes * HALF", "HALF", FP4),
     (PACKED, "(codes & 8) << 4", "(codes & 8) << 3", FP4),
     (PACKED, "HALF = 0x30", "HALF = 0x38", FP4),
-    # FP4 beside scales that kernels do not take
+    # FP4 with scales that kernels do not support
     (SLOW, "if sfb.dtype != torch.int32:", "if sfb.dtype == torch.int32:", FP4_ROWS),
     (SLOW, "    if of_a.columns == SCALE_BLOCK:\n", "    if of_a.columns != SCALE_BLOCK:\n", FP4_ROWS),
     (SLOW, "of_a.columns), PER_ROW", "of_a.columns), of_a", FP4_ROWS),
@@ -137,7 +137,7 @@ SWAPS: list[tuple[str, ...]] = [
     (LAYOUT, "(1, SCALE_BLOCK), (64, 64), (32, 32), (1, 32))", "(1, SCALE_BLOCK), (64, 64), (1, 32))", FINE),
     (LAYOUT, "(1, SCALE_BLOCK), (64, 64), (32, 32), (1, 32))", "(1, SCALE_BLOCK), (32, 32), (1, 32))", FINE),
     (LAYOUT, "(1, SCALE_BLOCK), (64, 64), (32, 32), (1, 32))", "(1, SCALE_BLOCK), (64, 64), (32, 32))", FINE),
-    # Scales as callers ask for them
+    # Scales in the layout that a caller requests
     (LAYOUT, "if columns < SCALE_BLOCK and sf.dtype in", "if sf.dtype in", LAYOUTS),
     (LAYOUT, "(torch.int32, torch.uint8, torch.float8_e8m0fnu):", "(torch.int32, torch.uint8):", LAYOUTS),
     (LAYOUT, "(torch.int32, torch.uint8, torch.float8_e8m0fnu):", "(torch.uint8, torch.float8_e8m0fnu):", LAYOUTS),

@@ -1,4 +1,4 @@
-"""Ways to break the kernel that passes over a piece of logits, and the trials that must notice."""
+"""Mistakes in the kernel that reads one piece of logits, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles: each has a name of its own, which its configurations share, and a look-up by name finds it again."""
+"""Tiles: each tile has a name of its own, which its configurations share, and a search by name finds the tile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_names_of_outputs_tell_their_groups() -> None:
     assert Output(is_fp32=True, with_c=True, work=works.DEPTHS).name == "fp32+c by depths"
 
 
-# Configurations that the kernel can be built in, and the configurations that tiles get.
+# Configurations that the kernel can be compiled for, and configurations that tiles choose.
 
 
 LEGAL = GemmConfig(128, 128, num_stages=4)
@@ -152,7 +152,7 @@ def test_a_tile_gets_a_legal_configuration_or_one_that_says_why_not(block_m: int
             reason = config.why_illegal()
             if block_n <= 128 or block_m <= 128:
                 assert reason is None
-            else:  # the accumulators or the ring of such a tile may not fit
+            else:  # the accumulators or the ring of this tile may be too large
                 assert reason is None or "accumulators" in reason or "bytes shared" in reason
             assert (config.block_m, config.block_n) == (block_m, block_n)
             assert (config.cluster_m, config.cluster_n) == (cluster_m, cluster_n)

@@ -1,4 +1,4 @@
-"""Which configuration runs a product: always a legal one, the same each time, with reasons."""
+"""The configuration that runs a product: always a legal one, the same each time, with reasons."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_choice_is_legal_and_reachable(m: int, n: int, k: int, output: Outpu
     assert config.cluster_k == 1 or k > 128 * config.cluster_k, "more CTAs than blocks of k"
     if isinstance(config, GemmConfig):
         assert config.sfb == output.sfb
-        assert config.has_tail or ceil_div(k, 128) % config.run_k_blocks == 0, "blocks of k for which there is no code"
+        assert config.has_tail or ceil_div(k, 128) % config.run_k_blocks == 0, "no code for this number of k-blocks"
         assert config.cluster_size <= gpu.num_sms
         assert m > config.block_m or config.cluster_m == 1, "a cluster along m for a single row of tiles"
         assert n > config.block_n or config.cluster_n == 1, "a cluster along n for a single column of tiles"
@@ -70,7 +70,7 @@ def test_some_of_the_sms_are_given_a_kernel_whose_grid_follows(m: int, n: int, k
     config = select(Sizes(m, n, k), output, H200, whole_gpu=False)
     assert isinstance(config, GemmConfig)
     if isinstance(select(Sizes(m, n, k), output, H200), GemmConfig):
-        assert config == select(Sizes(m, n, k), output, H200), "a kernel of its own, to be compiled"
+        assert config == select(Sizes(m, n, k), output, H200), "another configuration must be compiled"
 
 
 def test_another_process_with_other_hashes_chooses_the_same() -> None:
@@ -160,7 +160,7 @@ def test_few_kernels_serve_one_weight_whatever_m(n: int, k: int) -> None:
 @settings(max_examples=50)
 @given(rows, columns, depths, st.sampled_from(OUTPUTS))
 def test_the_choice_has_the_lowest_cost_on_its_menu(m: int, n: int, k: int, output: Output) -> None:
-    """Exactly at the end of its band, and so in all of it: see the next test."""
+    """The cost is compared at the end of m's band. The next test shows that this decides for the whole band."""
     end = min((end for end in BANDS if end >= m), default=BANDS[-1])
     on_menu = {offer.tile for offer in menu_of(n, k, output, H200).offers}
     costs = {one.tile: one.cost_us for one in Question(end, n, k, output, 1, H200).candidates() if one.tile in on_menu}
@@ -195,9 +195,9 @@ def test_a_menu_costs_little_more_than_all_tiles() -> None:
 
 
 def test_a_weight_that_is_new_is_chosen_for_within_milliseconds() -> None:
-    """Without tensors, which are traps for compilers and fake modes, and in few calls."""
+    """The choice makes no tensors, which break compilers and fake modes, and needs few function calls."""
     menu_of.cache_clear()
     with cProfile.Profile() as profile:
         select(Sizes(100, 4104, 7168), Output(), H200)
     calls = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
-    assert calls < 8000, "it was 87,000 once"
+    assert calls < 8000, "an earlier version needed 87,000"

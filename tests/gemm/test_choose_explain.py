@@ -1,4 +1,4 @@
-"""`explain`: for every product all candidates, the time predicted for each, and why it lost."""
+"""`explain`: all candidates for every product, the predicted time of each, and the reason why it lost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
 
 
 def chosen(output: str) -> str:
-    """Find the name of the chosen tile on a page."""
+    """Return the name of the chosen tile in an output of `explain`."""
     (line,) = [line for line in output.splitlines() if line.endswith(" chosen")]
     return line[:14].strip()
 
@@ -88,7 +88,7 @@ def test_what_is_chosen_is_what_a_dense_one_runs(name: str, output: Output, caps
 
 
 def _tail(output: Output, sizes: tuple[int, int, int]) -> str:
-    """The rest of the chosen configuration's name, behind its tile."""
+    """Return the chosen configuration's name without its tile."""
     return select(Sizes(*sizes), output, H200).name.partition("/SM " if sizes[0] < 8 else " ")[2]
 
 
@@ -236,7 +236,7 @@ def test_columns_of_large_numbers_stay_apart(capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("tile ")) + 1
     for line in lines[first : lines.index("", first)]:
-        if " more " not in line:  # a sentence
+        if " more " not in line:  # not a row, but a sentence
             assert re.match(r"\S+(?: 2/SM)?(?: +\d+(?:\.\d)?){5}  ", line), line
 
 

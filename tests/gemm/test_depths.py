@@ -1,4 +1,4 @@
-"""The host's decisions for k-grouped products on a GPU, and its launches, as far as a machine without one can tell."""
+"""The host's decisions and launches for k-grouped products on a GPU, tested without a GPU."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_compile_mode_prepares_and_does_not_launch(gpu: FakeGpu) -> None:
     set_compile_mode(1)
     call(sim.random_problem(FRESH, KS, 100, 72), KS)
     assert gpu.launches == []
-    assert len(gpu.compiled) == 2, "the product's kernel, and that of its maps"
+    assert len(gpu.compiled) == 2, "the product's kernel, and the kernel that makes its maps"
 
 
 def test_more_groups_than_parameters_hold_go_through_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_one_column_of_tiles_is_not_taken_by_pairs() -> None:
     [(256, 132, 12), (256, 8, 8), (256, 7, 6), (256, 2, 2), (256, 1, 2), (252, 132, 12), (72, 132, 12), (300, 132, 24)],
 )
 def test_whole_clusters_are_launched(n: int, num_sms: int, ctas: int) -> None:
-    """For 3 groups with two rows of tiles each: no more clusters than pairs of tiles, no more CTAs than SMs."""
+    """3 groups have two rows of tiles each: at most one cluster for each pair of tiles, at most one CTA for each SM."""
     p = sim.random_problem(PAIRS, KS, 300, n)
     assert PAIRS.ctas(p.m, p.n, num_sms, p.groups) == ctas
 

@@ -1,4 +1,4 @@
-"""Scales of fewer than 128 columns: the definition to the bit on the CPU, its bound on a GPU, mistakes in words."""
+"""Scales of fewer than 128 columns: the definition's bits on the CPU, its bound on a GPU, and errors for mistakes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def operand(shape: tuple[int, ...], of: Scales, seed: int) -> tuple[Tensor, Tens
 
 
 def by_definition(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], of_a: Scales, of_b: Scales) -> tuple[Tensor, ...]:
-    """FP32 `[m, n]` as the definition has it, how far sums in another order may be away, and tensor cores."""
+    """Return D in FP32 by the definition, and how far another order of sums and the tensor cores may be from it."""
     (x, sx), (y, sy) = a, b
     columns = min(of_a.columns, of_b.columns)
     acc, terms, sums = (torch.zeros(len(x), len(y), dtype=torch.float64) for _ in range(3))
@@ -65,7 +65,7 @@ def by_definition(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], of_a: Scal
 
 
 def check(d: Tensor, rows: Tensor, a: Any, b: Any, of_a: Scales, of_b: Scales, c: Tensor | None = None) -> None:
-    """`rows` of D are the product of a and b."""
+    """Check that `rows` of D are the product of a and b."""
     expected, bound, tensor_cores = by_definition(a, b, of_a, of_b)
     total = expected if c is None else expected + c.cpu().float()
     if d.is_cpu:
@@ -116,7 +116,7 @@ def test_operands_that_are_turned(said: dict[str, Any], of_a: Scales, of_b: Scal
     expected = product(a, b, **said)
     turned_a, turned_b = ((values.t(), scales.t()) for values, scales in (a, b))
     assert same(deep_gemm.fp8_gemm_nn(a, turned_b, **said), expected)
-    m_major = a[0], deep_gemm.get_mn_major_tma_aligned_tensor(a[1])  # as engines give them
+    m_major = a[0], deep_gemm.get_mn_major_tma_aligned_tensor(a[1])  # engines pass such scales
     assert same(product(m_major, b, **said), expected)
     assert same(deep_gemm.fp8_gemm_tn(turned_a, turned_b, **said), expected)
     assert same(deep_gemm.fp8_gemm_tt(turned_a, b, **said), expected)
@@ -170,7 +170,7 @@ FORMS: list[Any] = [
 
 
 def exponents_like(sf: Tensor) -> tuple[Tensor, Tensor]:
-    """Exponents, 0 and NaN among them, and the numbers that they stand for."""
+    """Draw exponents, among them 0 and NaN; return them and the numbers that they encode."""
     generator = torch.Generator().manual_seed(sf.numel())
     exponents = torch.randint(120, 134, sf.shape, generator=generator, dtype=torch.uint8)
     exponents.view(-1)[3], exponents.view(-1)[-2] = 0, 255
@@ -181,7 +181,7 @@ def exponents_like(sf: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("m", one_in(2, [M, 300]))
 @every_recipe
 def test_ue8m0_bytes_and_words(said: dict[str, Any], of_a: Scales, of_b: Scales, m: int, device: str) -> None:
-    """Either side's, in any form, beside FP32 of the other."""
+    """Pass the exponents of either operand, in any form, together with FP32 scales of the other."""
     a, b = to(device, operand((m, K), of_a, 1)), to(device, operand((N, K), of_b, 2))
     (bytes_of_a, numbers_of_a), (bytes_of_b, numbers_of_b) = exponents_like(a[1]), exponents_like(b[1])
     expected = product((a[0], numbers_of_a), (b[0], numbers_of_b), **said).nan_to_num(7.25)
@@ -199,7 +199,7 @@ def test_ue8m0_bytes_and_words(said: dict[str, Any], of_a: Scales, of_b: Scales,
 @pytest.mark.parametrize("device", DEVICES)
 @every_recipe
 def test_ue8m0_of_groups(said: dict[str, Any], of_a: Scales, of_b: Scales, device: str) -> None:
-    """Rows by ids, by ends and by counts give the same for scales of any form as for the same scales in FP32."""
+    """Rows by ids, by ends and by counts give the same result for exponents in any form as for the numbers in FP32."""
     m, groups = 200, len(COUNTS)
     b = to(device, operand((groups, N, K), of_b, 5))
     ids = torch.full((m,), -1, dtype=torch.int32, device=device)
@@ -248,7 +248,7 @@ def test_a_product_of_no_depth_is_c_with_scales_of_each_type(dtype: torch.dtype,
 @pytest.mark.parametrize("turned", [False, True])
 def test_words_of_another_shape_are_refused(turned: bool) -> None:
     a, b = operand((M, K), Scales(1, 32), 1), operand((N, K), Scales(32, 32), 2)
-    words = torch.zeros(4, 3, dtype=torch.int32)  # one row of blocks less
+    words = torch.zeros(4, 3, dtype=torch.int32)  # lacks one row of blocks
     with pytest.raises(ValueError, match=r"sfb: expected shape \(5, 3\) of torch.int32, got \(4, 3\)"):
         if turned:
             deep_gemm.fp8_gemm_nn(a, (b[0].t(), words.t()), recipe=(1, 32, 32))
@@ -261,7 +261,7 @@ def test_words_of_another_shape_are_refused(turned: bool) -> None:
 @pytest.mark.parametrize("form", FORMS[::2])
 @pytest.mark.parametrize(("said", "of_a", "of_b"), [WHOLE[0], WHOLE[2], SIDES[0]], ids=str)
 def test_calls_that_are_alike_have_one_record(said: Any, of_a: Scales, of_b: Scales, form: Any, m: int) -> None:
-    """No kernel runs but the product's, and many rows' that lays scales out which TMA loads."""
+    """A call runs only the product's kernel; with many rows also a kernel that copies scales to a layout for TMA."""
     a, b = (to("cuda", operand(shape, of, 1)) for shape, of in (((m, 1024), of_a), ((N, 1024), of_b)))
     a, b = ((values, form(exponents_like(sf)[0])) for values, sf in (a, b))
     d = torch.empty(m, N, dtype=torch.bfloat16, device="cuda")

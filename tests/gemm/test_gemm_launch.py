@@ -1,4 +1,4 @@
-"""Which kernel a dense product launches, how, and when a record serves another call. The driver is a stand-in."""
+"""The kernel that a dense product launches, its parameters, and the calls that a record serves. No driver is used."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def problem(m: int, n: int, k: int) -> Problem:
 
 
 def addresses(gpu: FakeGpu) -> tuple[int, ...]:
-    """Of a, sfa, b, sfb and d, as the last launch had them."""
+    """Return the addresses of a, sfa, b, sfb and d in the last launch."""
     words = gpu.last.words
     if gpu.last.kernel == "fp8_gemm_decode":
         return words[0], words[32], words[16], words[33], words[34]
@@ -122,7 +122,7 @@ def test_a_seen_call_whose_output_overlaps_an_input_is_refused(gpu: FakeGpu, sha
 
 
 def of_several_m(n: int, k: int, tile: Tile, output: Output, extra: int = 0) -> Iterator[Callable[[], Any]]:
-    """Calls of one weight. `extra`: elements between rows beyond the row."""
+    """Yield calls with one weight. `extra`: elements between the rows of A, and of D."""
     by_row, k_blocks = output.sfb == PER_ROW, ceil_div(k, 128)
     dtype = torch.float32 if output.is_fp32 else torch.bfloat16
     b = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(n if by_row else ceil_div(n, 128), k_blocks)
@@ -180,7 +180,7 @@ def test_the_configuration_is_printed_once_for_each_m_where_that_is_asked_for(
     a, b, d = operands(*LARGE)
     for _ in range(2):
         deep_gemm.fp8_gemm_nt(a, b, d)
-    others = [operands(m, 2112, 1024) for m in (2047, 8, 2047, 2046)]  # of the same kernel, of another, seen, new
+    others = [operands(m, 2112, 1024) for m in (2047, 8, 2047, 2046)]  # same kernel, another kernel, seen m, new m
     for a, b, d in others:
         deep_gemm.fp8_gemm_nt(a, b, d)
     out, err = capsys.readouterr()
@@ -212,7 +212,7 @@ def test_scales_that_tma_cannot_load_are_copied_for_each_call(gpu: FakeGpu) -> N
 
 
 def fine_operands(m: int, n: int, k: int, form: str) -> tuple[Operand, Operand, Tensor]:
-    """A with a UE8M0 scale for each 32 columns, B for each 32 x 32: bytes, or words that are MN-major."""
+    """Make A with a UE8M0 scale for each 32 columns and B for each 32 x 32: as bytes, or as MN-major words."""
     (a, _), (b, _), d = operands(m, n, k)
     of_a, of_b = (torch.full((rows, k // 32), 127, dtype=torch.uint8) for rows in (m, n // 32))
     if form == "words":
@@ -222,7 +222,7 @@ def fine_operands(m: int, n: int, k: int, form: str) -> tuple[Operand, Operand, 
 
 @pytest.mark.parametrize("form", ["words", "bytes"])
 def test_exponents_are_read_as_they_lie_or_laid_out_by_one_kernel(gpu: FakeGpu, form: str) -> None:
-    """A record of words is not taken for FP32."""
+    """A record of calls with words must not serve calls with FP32 scales."""
     for shape, kernel in ((DECODE, DECODE_PARAMS), (LARGE, DENSE_PARAMS)):
         kept = [fine_operands(*shape, form) for _ in range(3)]
         for a, b, d in kept:
@@ -248,7 +248,7 @@ def test_a_record_of_few_rows_with_words_serves_others(gpu: FakeGpu, k: int) -> 
 
 @pytest.mark.parametrize("by_row", [False, True])
 def test_a_copy_of_scales_has_a_map_of_the_strides_of_the_copy(gpu: FakeGpu, by_row: bool) -> None:
-    """Scales of the same strides, once at an address that TMA takes and once, four bytes on, to be copied."""
+    """Scales have the same strides twice: first at an address for TMA, then four bytes later, which needs a copy."""
     m, n, k = 64, 512, 1024
     a, b, d = operands(m, n, k, by_row=by_row)
     recipe = RECIPE_1D1D if by_row else None
@@ -277,7 +277,7 @@ def test_a_dependent_launch_is_what_set_pdl_says(gpu: FakeGpu, shape: tuple[int,
 def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, m: int, is_enabled: bool
 ) -> None:
-    """Records of other rows do so too. Only behind a cast does the decode kernel know that its weight is ready."""
+    """Launches by other rows' records are dependent too. Only after a cast does the decode kernel know B is ready."""
     deep_gemm.set_pdl(is_enabled)
 
     def weight_is_ready() -> int | None:
@@ -294,7 +294,7 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
         deep_gemm.fp8_gemm_nt(a, b, d)
         assert weight_is_ready() == (0 if m == 8 else None)
         assert gpu.last.is_dependent is is_enabled
-    # If the call copies scales, the kernel ahead is that copy, so the weight is not ready.
+    # If the call copies scales, that copy is the kernel ahead, so the weight is not ready.
     monkeypatch.setattr(launch, "prepared", lambda p, _: p._replace(sfb=p.sfb.clone()))
     launch.run(problem(m, 4096, 7168), is_behind_cast=True)
     assert weight_is_ready() == (0 if m == 8 else None)
@@ -302,7 +302,7 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
 
 @pytest.mark.parametrize("num_sms", [1, 2, 7, 33, 66, 112, 131])
 def test_no_more_sms_are_used_than_allowed(gpu: FakeGpu, num_sms: int) -> None:
-    """The hardware spreads CTAs over all SMs, so there must not be more CTAs than SMs, however many fit on one."""
+    """The hardware spreads CTAs over all SMs, so CTAs must not outnumber SMs, even if one SM has room for several."""
     deep_gemm.set_num_sms(num_sms)
     for n, k in ((576, 7168), (2112, 7168), (7168, 512), (24576, 1536)):
         for m in (1, 16, 64, 128, 512, 2048):
@@ -356,7 +356,7 @@ def test_batch_invariance_is_what_the_environment_says_until_it_is_set(
     assert gpu.last.cluster > 1
 
 
-# Configurations that are given
+# Configurations that a caller passes
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_the_decode_kernel_is_refused_scales_of_b_by_row(gpu: FakeGpu) -> None:
         launch.run(p, decode_config(8, 1, 1, 1))
 
 
-# The host's decisions for products of heads on a GPU, as far as a machine without one can tell.
+# The host's decisions for products of heads on a GPU, tested without a GPU.
 
 
 BF16 = Output(work=works.HEADS)

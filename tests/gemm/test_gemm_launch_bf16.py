@@ -35,7 +35,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 class OnGpuAlone(OnGpu):
-    """The host cannot read it without waiting."""
+    """A tensor that the host cannot read without waiting for the GPU."""
 
     is_cpu = False
 
@@ -97,7 +97,7 @@ def test_a_call_launches_its_kernels(gpu: FakeGpu, call: str) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_compile_mode_compiles_all_that_a_call_needs_and_computes_nothing(gpu: FakeGpu, call: str) -> None:
-    """Both kernels of a sum too."""
+    """A sum needs two kernels, and the mode must compile both."""
     ask, kernels = CALLS[call]
     set_compile_mode(1)
     ask()
@@ -113,7 +113,7 @@ def test_compile_mode_compiles_all_that_a_call_needs_and_computes_nothing(gpu: F
 
 @pytest.mark.parametrize("cluster_k", [1, 3])
 def test_a_configuration_with_more_slices_than_k_has_blocks_is_refused(gpu: FakeGpu, cluster_k: int) -> None:
-    """The sums of an empty slice would be whatever the accumulators held."""
+    """An empty slice would store whatever the accumulators held before."""
     config = bf16_config(64, 64, Output(), cluster_k=cluster_k, slices=3)
     for k in (64, 128, 136):
         p = bf16_problem(numbers(M, k), numbers(N, k), numbers(M, N), None, "nt")

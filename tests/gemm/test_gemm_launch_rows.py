@@ -1,4 +1,4 @@
-"""Decisions of the host about grouped products on a GPU, as far as a machine without one can tell."""
+"""The host's decisions for grouped products on a GPU, tested without a GPU."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_product_of_depth_zero_writes_the_rows_that_any_product_writes(
     assert torch.equal(p.d, right.d)
 
 
-# The host's decisions for the two products of an expert on a GPU, as far as a machine without one can tell.
+# The host's decisions for the two products of an expert on a GPU, tested without a GPU.
 
 
 SILU, BY_64 = Output(work=works.ENDS, epilogue=epilogues.SILU), Output(work=works.IDS, sfa=PER_64)
@@ -199,7 +199,7 @@ def test_a_call_like_one_before_is_not_checked_again(gpu: FakeGpu, monkeypatch: 
 @pytest.mark.parametrize("out", ["d", "sfd"])
 @pytest.mark.parametrize("other", ["a", "sfa", "b", "sfb", "ends", "row_weights"])
 def test_outputs_that_lie_over_an_input_are_looked_at_closely(gpu: FakeGpu, out: str, other: str) -> None:
-    """A call whose addresses alone differ from one before."""
+    """The second call differs only in addresses, but the record of the first call must not serve it."""
     p = problem()
     call(p)
     name, member = {"d": "d", "sfd": "scales"}[out], {"ends": "c"}.get(other, other)
@@ -231,7 +231,7 @@ def test_what_is_launched_depends_on_the_limit_and_the_settings(gpu: FakeGpu) ->
     for limit in limits:
         call(problem(limit=limit))
     assert gpu.records == 3
-    word = ROWS_SILU_PARAMS.offset("activation.scales_pitch") // 8  # the limit is the upper half
+    word = ROWS_SILU_PARAMS.offset("activation.scales_pitch") // 8  # the limit is in the upper half
     assert len({each.words[word] for each in gpu.launches}) == 3
     deep_gemm.set_pdl(True)
     call(problem())

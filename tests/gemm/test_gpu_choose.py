@@ -1,4 +1,4 @@
-"""The heuristics beside a GPU: the configuration that they choose is about as fast as the best candidate."""
+"""Compare the heuristics with measurements on a GPU: their configuration is about as fast as the best candidate."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.gpu
 SHAPES = 20
 MOST = 1.15
 MOST_OPERATIONS = 1e12
-"""Limit for a random product, so that the slowest of its candidates takes only milliseconds."""
+"""Limit of a random product's operations, so that its slowest candidate takes only milliseconds."""
 
 
 def random_shapes(count: int) -> list[tuple[int, int, int]]:
-    """Random dense sizes, as likely between 16 and 32 as between 2048 and 4096; n and k are typical of weights."""
+    """Draw dense sizes, evenly on a logarithmic scale; n and k are typical of weights."""
     rng = random.Random(0)
     found: list[tuple[int, int, int]] = []
 
@@ -56,7 +56,7 @@ def test_the_chosen_configuration_is_within_15_percent_of_the_best_and_takes_wha
             too_slow.append(told[-1])
     print(*told, sep="\n")
     assert not too_slow, "\n" + "\n".join(too_slow)
-    assert statistics.mean(errors) < 0.15, "what explain says is not to be believed"
+    assert statistics.mean(errors) < 0.15, "the times that explain predicts are wrong"
 
 
 @pytest.mark.parametrize("output", OUTPUTS_BY_NAME.values(), ids=list(OUTPUTS_BY_NAME))

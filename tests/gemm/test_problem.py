@@ -1,4 +1,4 @@
-"""Every mistake of a caller is refused by the public function, in words, before a byte is written."""
+"""Every public product refuses every mistake of a caller with a readable error, before it writes a byte."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OF_B = either((*RECIPES_OF_B, (1, 0), (0, 0)))
 Arguments = dict[str, Any]
 
 
-# Right calls, one for each kind of problem
+# Correct calls, one for each kind of problem
 
 
 def operand(values: tuple[int, ...], scales: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ def k_grouped() -> Arguments:
 
 
 def ordinary(major: str) -> Arguments:
-    """Tensors of a product through torch."""
+    """Make the tensors of a product that torch computes."""
     a = torch.ones(2, 4) if major[0] == "n" else torch.ones(4, 2)
     b = torch.ones(3, 4) if major[1] == "t" else torch.ones(4, 3)
     return {"a": a, "b": b, "d": output(2, 3, dtype=FP32)}
@@ -113,7 +113,7 @@ MAJORS = ("nt", "nn", "tn", "tt")
 OF_EACH_WORK = ("nt", "contiguous", "masked", "k-grouped")
 THROUGH_TORCH = {f"cublaslt {major}": (f"cublaslt_gemm_{major}", partial(ordinary, major)) for major in MAJORS}
 TRANSPOSED = [("nn", "b"), ("tn", "a"), ("tn", "b"), ("tt", "a"), ("contiguous nn", "b")]
-"""Operands that are given as views of k-major ones."""
+"""Operands that are passed as views of k-major operands."""
 
 
 def make(kind: str) -> tuple[Callable[..., Any], Arguments]:
@@ -129,7 +129,7 @@ def tensors(call: Arguments) -> Iterator[Tensor]:
 
 
 def storage_bytes(x: Tensor) -> Tensor:
-    """All bytes that a tensor could reach, also those outside it."""
+    """Return all bytes of a tensor's storage, also the bytes outside the tensor."""
     return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
 
 
@@ -146,7 +146,7 @@ def assert_refused(product: Callable[..., Any], call: Arguments, error: type[Exc
 
 
 def changed(call: Arguments, changes: Arguments) -> Arguments:
-    """Give the call with other arguments, or with a function's result in place of values, scales or an argument."""
+    """Return the call with other arguments. A change may be a function of the values, the scales or the argument."""
     call = {**call}
     for name, change in changes.items():
         side, is_scales = name.removeprefix("sf"), name.startswith("sf")
@@ -161,13 +161,13 @@ def changed(call: Arguments, changes: Arguments) -> Arguments:
 
 
 def of_width(columns: int) -> Arguments:
-    """Cut B, its scales and D to a smaller n."""
+    """Return changes that cut B, its scales and D to a smaller n."""
     blocks = -(-columns // 128)
     return {"b": lambda b: b[..., :columns, :], "sfb": lambda sf: sf[..., :blocks, :], "d": lambda d: d[..., :columns]}
 
 
 def of_depth(k: int) -> Arguments:
-    """Cut A and B to a smaller k within the last block."""
+    """Return changes that cut A and B to a smaller k within the last block."""
     return dict.fromkeys(("a", "b"), lambda x: x[..., :k].contiguous())
 
 
@@ -176,7 +176,7 @@ def meta(x: Tensor) -> Tensor:
 
 
 def wider(elements: int) -> Callable[[Tensor], Tensor]:
-    """The same tensor with rows that lie this much further apart."""
+    """Return a function that copies a tensor into rows with `elements` more elements between them."""
 
     def lay(x: Tensor) -> Tensor:
         buffer = torch.full((*x.shape[:-1], x.shape[-1] + elements), CANARY).to(x.dtype)
@@ -206,7 +206,7 @@ def as_packed(x: Tensor) -> Tensor:
 
 
 def as_words(x: Tensor) -> Tensor:
-    """Four exponents in each int32, so a quarter of the columns."""
+    """Store four exponents in each int32, so the scales have a quarter of the columns."""
     return x[..., :1].to(torch.int32)
 
 
@@ -217,7 +217,7 @@ def as_bytes(x: Tensor) -> Tensor:
 MATRIX, HALVES = output(8, 8, dtype=FP32), output(2, 3, dtype=torch.float16)
 FP8_MATRIX, OTHER_FP8 = torch.ones(2, 4).to(FP8), torch.ones(3, 4).to(FP8)
 Mistake = tuple[str, str, Any, str]
-"""A kind of call; the wrong argument; its value or change, or several arguments'; the message behind its name."""
+"""The kind of call; the wrong argument; its value, its change, or several changes; the error after the argument."""
 
 IN_FP32 = of_width(250) | {"d": lambda d: wider(6)(d[..., :250].float())}
 LEFT_OUT = "grouped_layout: left out, so m must be"
@@ -261,7 +261,7 @@ NOT_YET: list[Mistake] = [
         (kind, "", {side: as_packed}, f"{side}: packed FP4 values (torch.int8) are not sup")
         for kind in OF_EACH_WORK
         for side in ("a", "b")
-        if side == "a" or kind == "k-grouped"  # elsewhere they are a weight
+        if side == "a" or kind == "k-grouped"  # elsewhere the operand is a weight
     ],
     *[
         (kind, "", {sf: as_words}, f"{sf}: UE8M0 scales (torch.int32) are not supported, pass torch.float32")
@@ -379,7 +379,7 @@ WRONG: list[Mistake] = [
     ("k-grouped", "sfb", torch.flatten, f"2 dimensions, got shape ({3 * N},)"),
     ("k-grouped of 2025", "sfa", lambda x: x[None], "2 dimensions, got shape (1, 3, 5)"),
     ("k-grouped of 2025", "sfb", longer(0), f"3 {BLOCKS_OF_K}, got 4"),
-    # Sizes in a tensor on the host are checked like a list's.
+    # Sizes in a tensor on the host are checked like the sizes of a list.
     ("k-grouped", "sfa", {"ks": None, "sfa": longer(1), "sfb": longer(1)}, "3 blocks of k"),
     ("k-grouped", "sfa", {"ks": None, **dict.fromkeys(("sfa", "sfb"), lambda x: x[:, :2])}, "3 blocks of k"),
     # Sizes
@@ -393,7 +393,7 @@ WRONG: list[Mistake] = [
     ("k-grouped", "ks", {"ks": [136, 136], "ks_tensor": None}, "multiples of 16, got 136 at index 0"),
     ("k-grouped", "ks", {"ks": [288, -16], "ks_tensor": None}, "multiples of 16, got -16 at index 1"),
     ("k-grouped", "ks", {"ks": [144.0, 128], "ks_tensor": None}, "a list of integers, got [144.0, 128]"),
-    # Blocks are counted group by group: 1 + 2 + 1, though 272 columns side by side have 3.
+    # Blocks are counted for each group: 1 + 2 + 1, though the 272 columns together have only 3.
     ("k-grouped", "sfa", {"ks": [16, 240, 16], "ks_tensor": None}, f"4 {BLOCKS_OF_K}, got 3"),
     ("k-grouped", "ks", {"ks": 272, "ks_tensor": None}, "a list of integers, got 272"),
     ("k-grouped", "ks", int32(*KS).to("meta"), "a CPU or CUDA tensor, got device meta"),
@@ -454,10 +454,10 @@ WRONG: list[Mistake] = [
         for side in ("a", "b")
     ],
     *[(kind, "d", misaligned, f"{AN_ADDRESS} 16 bytes, got 0x") for kind in CALLS],
-    # A view of a k-major operand is not copied, so it needs what k-major operands need.
+    # A view of a k-major operand is not copied, so it must meet the rules of k-major operands.
     *[(of, side, lambda x: misaligned(x.mT).mT, f"{AN_ADDRESS} 16 bytes, got 0x") for of, side in TRANSPOSED],
     ("nt", "c", misaligned(output(M, N)), f"{AN_ADDRESS} 16 bytes, got 0x"),
-    # Elements that are cut
+    # Addresses inside of an element
     *[(kind, sf, inside_of_an_element, f"{AN_ADDRESS} 4 bytes, got 0x") for kind in CALLS for sf in ("sfa", "sfb")],
     ("contiguous", "grouped_layout", inside_of_an_element, f"{AN_ADDRESS} 4 bytes, got 0x"),
     ("masked", "masked_m", inside_of_an_element, f"{AN_ADDRESS} 4 bytes, got 0x"),
@@ -536,7 +536,7 @@ INPUTS = [
 
 
 def d_behind(call: Arguments, name: str, gap_bytes: int) -> Arguments:
-    """Place D `gap_bytes` behind the last 16 bytes that an input touches, or over its end if negative."""
+    """Put D `gap_bytes` after the last 16 bytes that an input touches; if negative, D overlaps the input's end."""
     side = name[-1] if name in ("a", "sfa", "b", "sfb") else None
     x: Tensor = call[side][len(name) // 3] if side else call[name]
     d: Tensor = call["d"]
@@ -624,7 +624,7 @@ def test_d_over_expanded_scales_is_refused() -> None:
     same_pitch=st.booleans(),
     firsts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
 )
-@example(m=2, columns=4, pitches=(2, 4), same_pitch=False, firsts=(0, 0))  # C begins where D does
+@example(m=2, columns=4, pitches=(2, 4), same_pitch=False, firsts=(0, 0))  # C begins at D's address
 def test_c_is_refused_exactly_where_it_shares_some_of_ds_memory(
     m: int, columns: int, pitches: tuple[int, int], same_pitch: bool, firsts: tuple[int, int]
 ) -> None:
@@ -642,7 +642,7 @@ def test_c_is_refused_exactly_where_it_shares_some_of_ds_memory(
         deep_gemm.fp8_gemm_nt(a, b, d, c)
     except ValueError as error:
         assert str(error).startswith(f"c: expected {D_ITSELF}")
-        # Of matrices with different row pitches only the ranges are compared.
+        # If the row pitches differ, only the address ranges are compared.
         assert not same_pitch or (shared and not is_d)
         assert torch.equal(memory, before)
     else:
@@ -650,7 +650,7 @@ def test_c_is_refused_exactly_where_it_shares_some_of_ds_memory(
         assert torch.equal(d, expected)
 
 
-# Arguments that look unusual and are no mistakes
+# Arguments that look unusual but are correct
 
 
 def integers_of_numpy(*numbers: int) -> list[Any]:
@@ -740,7 +740,7 @@ def test_parameters_of_values_and_scales_give_the_same_result_without_a_graph(ki
     assert torch.equal(learned["d"], call["d"])
     again = product(**{**learned, "d": None})
     assert not again.requires_grad
-    if kind not in ("contiguous", "contiguous nn", "ends", "masked"):  # whose skipped rows hold anything
+    if kind not in ("contiguous", "contiguous nn", "ends", "masked"):  # their skipped rows may hold any values
         assert torch.equal(again, made)
     views = {**learned, **{side: tuple(x[:] for x in learned[side]) for side in ("a", "b")}}
     assert views["b"][0].requires_grad
@@ -748,7 +748,7 @@ def test_parameters_of_values_and_scales_give_the_same_result_without_a_graph(ki
 
 
 def learned(x: torch.Tensor) -> torch.Tensor:
-    """As if it was computed from something that requires a gradient."""
+    """Return a copy of x that autograd has computed from a tensor which requires a gradient."""
     return x.detach().clone().requires_grad_().clone()
 
 
@@ -786,7 +786,7 @@ def test_a_c_that_requires_a_gradient_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["wgrad", "k-grouped"])
 def test_a_weight_gradient_without_c_is_rounded_once_to_bf16(kind: str) -> None:
     product, call = make(kind)
-    if kind == "wgrad":  # under this name D is FP32
+    if kind == "wgrad":  # this product's D is FP32
         product, call = deep_gemm.fp8_gemm_nt, {**call, "recipe": (1, 1, 128)}
     exact = product(**{**call, "d": None})
     assert exact.dtype == torch.float32
@@ -841,7 +841,7 @@ def test_a_shared_weight_that_has_to_be_copied_is_copied_once() -> None:
     assert found.b.stride() == (0, K, 1)
 
 
-# Products of ordinary tensors, through torch
+# Products of ordinary tensors, which torch computes
 
 
 def test_a_product_through_torch_gives_no_graph() -> None:

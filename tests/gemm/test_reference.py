@@ -19,7 +19,7 @@ from deep_gemm.gemm.reference import block_scaled_product, fma_fp32
 
 
 def round_to_fp32(x: Fraction) -> float:
-    """The nearest FP32 number, ties to even, in exact arithmetic."""
+    """Return the nearest FP32 number, ties to even, in exact arithmetic."""
     if x == 0:
         return 0.0
     exponent = abs(x).numerator.bit_length() - abs(x).denominator.bit_length()
@@ -63,13 +63,13 @@ def test_fma_rounds_once_where_exponents_are_near(x: int, y: int, z: int, shift:
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("scale", [0, 60, -100, -125, -126])
 def test_fma_rounds_once_where_rounding_twice_would_show(sign: int, scale: int) -> None:
-    """Just below (above) the middle of two FP32 numbers, by less than FP64 holds."""
+    """The exact result is below (above) the middle of two FP32 numbers by less than FP64 can hold."""
     x, y, z = 1 + sign * 2.0**-23, (1 - sign * 2.0**-23) * 2.0**-24, 1 + 2.0**-23
     x, z = x * 2.0**scale, z * 2.0**scale
     twice = float(torch.tensor(x * y + z, dtype=torch.float64).float())
     assert fma(x, y, z) == exact_fma(x, y, z)
     if y * 2.0**scale >= 2.0**-126:
-        assert twice != exact_fma(x, y, z), "an example that proves nothing"
+        assert twice != exact_fma(x, y, z), "this example proves nothing"
 
 
 def test_fma_of_subnormal_sums_rounds_once() -> None:
@@ -81,7 +81,7 @@ def test_fma_of_subnormal_sums_rounds_once() -> None:
 
 
 def naive_product(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int) -> Tensor:
-    """The contract's arithmetic in rational numbers, one element at a time."""
+    """Compute the contract's arithmetic in rational numbers, one element at a time."""
     m, k, n = *a.shape, b.shape[0]
     out = torch.zeros(m, n)
     av, bv = a.double().tolist(), b.double().tolist()
@@ -127,7 +127,7 @@ def test_dense_is_within_the_derived_bound_of_float64(
     n, k, rows = n8 * 8, k16 * 16, 1 if recipe else 128
     blocks = -(-k // 128)
     low, high = min(exponents), max(exponents)
-    high = min(high, 90 - low) if high + low > 90 else high  # leaves room for the sums below FP32's largest number
+    high = min(high, 90 - low) if high + low > 90 else high  # keeps the sums below FP32's largest number
     a, b = random_fp8((m, k), g), random_fp8((n, k), g)
     sfa, sfb = random_scales((m, blocks), g, low, low), random_scales((-(-n // rows), blocks), g, high, high)
     exact, bound = product_and_bound(a, sfa, b, sfb, rows)
@@ -201,7 +201,7 @@ def test_padding_rows_are_those_without_a_group_in_a_block_with_one(ids: list[in
 
 
 def without_values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor off the host whose elements cannot be read: any attempt raises."""
+    """Make a tensor that is not on the host and whose elements cannot be read: each attempt raises an error."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -241,7 +241,7 @@ def test_a_captured_graph_of_masked_products_follows_the_counts() -> None:
     b, sfb = random_fp8((groups, n, k), g), random_scales((groups, 2, 3), g)
     d, counts = torch.zeros(groups, max_m, n), torch.zeros(groups, dtype=torch.int32)
     p = Problem(a.cuda(), sfa.cuda(), b.cuda(), sfb.cuda(), d.cuda(), counts.cuda(), works.COUNTS)
-    reference.compute(p)  # makes what cuBLAS needs
+    reference.compute(p)  # the first call makes what cuBLAS needs
     graph, _ = captured(reference.compute, p)
     for numbers in ((0, 40, 7), (3, 0, 40)):
         p.c.copy_(torch.tensor(numbers))

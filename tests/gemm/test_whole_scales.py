@@ -1,4 +1,4 @@
-"""Products by scales of all of k, a row's, a column's or a tensor's, and biases: definition, mixtures, mistakes."""
+"""Products by scales of a row's, column's or tensor's whole k, and biases: definition, mixtures, mistakes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COUNTS = torch.tensor([M, 0, 7], dtype=torch.int32)
 
 
 def promoted(a: Tensor, b: Tensor) -> Tensor:
-    """Sums of 128 columns, each exact, added in FP32."""
+    """Add sums of 128 columns in FP32; each of these sums is exact."""
     total = torch.zeros(len(a), len(b), dtype=FP32)
     for first in range(0, a.shape[1], SCALE_BLOCK):
         ks = slice(first, first + SCALE_BLOCK)
@@ -183,7 +183,7 @@ def test_products_of_no_depth_are_the_bias() -> None:
 def test_zero_negative_infinite_and_no_numbers_as_scales() -> None:
     sfa = torch.tensor([0.0, -1.0, torch.inf, torch.nan, 1.0])[:, None]
     values, sfb = torch.ones(5, 512).to(FP8), torch.ones(8, 1)
-    values[2, 256:] = -1.0  # its sum is zero, and infinity times zero no number
+    values[2, 256:] = -1.0  # the sum is zero, and infinity times zero is NaN
     d = some(deep_gemm.fp8_gemm_nt((values, sfa), (torch.ones(8, 512).to(FP8), sfb), **WHOLE)).float()
     assert d[:2, 0].tolist() == [0, -512]
     assert d[2:4].isnan().all()

@@ -1,6 +1,6 @@
-"""A program as users write it, for mypy alone: right calls pass, and each wrong one fails, else its comment is unused.
+"""A program as users write it, which only mypy reads: a wrong call must fail, or mypy reports its comment as unused.
 
-Forms of other eras (`lhs`, values and scales apart) work when they run; checkers see today's form.
+Forms of other eras (`lhs`, values and scales apart) work at run time, but type checkers accept only today's form.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Operand = tuple[Tensor, Tensor]
 
 
 def right(x: Tensor, a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
-    """Calls that must pass."""
+    """Make calls that must pass."""
     assert_type(deep_gemm.fp8_gemm_nt(a, b), Tensor | None)
     assert_type(deep_gemm.fp8_gemm_nn(a, b, d, c=d, recipe=(1, 128, 128), compiled_dims="nk"), Tensor | None)
     assert_type(deep_gemm.fp8_fp4_gemm_nt(a, b, d, recipe_a=(1, 128), recipe_b=[32, 32], alpha=None), Tensor | None)
@@ -31,7 +31,7 @@ def right(x: Tensor, a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
 
 
 def wrong(x: Tensor, a: Operand, b: Operand, d: Tensor) -> None:
-    """Calls that must not pass."""
+    """Make calls that must not pass."""
     deep_gemm.fp8_gemm_nt(1, "x", nonsense=3)  # type: ignore[arg-type, call-arg]
     deep_gemm.fp8_gemm_nt(a)  # type: ignore[call-arg]
     deep_gemm.fp8_gemm_nt(a, b, recipe="1, 128, 128", d=4)  # type: ignore[arg-type]

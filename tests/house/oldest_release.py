@@ -1,10 +1,10 @@
-"""The oldest versions that pyproject.toml allows, in a folder beside the environment.
+"""Install the oldest versions that pyproject.toml allows, in a folder beside the environment.
 
     python tests/house/oldest_release.py
 
-installs them, as `make test` does, so that a test and not a user notices a lower bound that no longer holds. They are
-the command line's packages, numpy, and the CUDA bindings of the major version that the environment has. torch is too
-large to download each time. Without a network the tests go on without these versions.
+installs the versions, as `make test` does, so that a test and not a user notices a lower bound that is wrong. These are
+versions of the command line's packages, numpy, and the CUDA bindings of the environment's major version. torch is left
+out, as it is too large to download each time. Without a network, the tests run without these versions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NAMES = ("typer", "rich", "numpy", "cuda-bindings")
 FOLDER = Path(sys.prefix) / "oldest"
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 NUMPY_BUILDS_BEFORE = (3, 13)
-"""The oldest numpy has no build for this Python or a later one; pip would compile it."""
+"""The oldest numpy has no build for this Python or a later one, so pip would have to compile it."""
 
 
 def bounds() -> dict[str, str]:
-    """The lower bound of each package; for the CUDA bindings, from the extra of the installed major version."""
+    """Return the lower bound of each package; for the CUDA bindings, from the extra of the installed major version."""
     text = PYPROJECT.read_text()
     found = dict(re.findall(r'^    "([a-z-]+)>=([\d.]+)",', text, re.MULTILINE))
     of_extras = re.findall(r'^cu\d+ = \["cuda-bindings>=([\d.]+),', text, re.MULTILINE)
@@ -36,7 +36,7 @@ def bounds() -> dict[str, str]:
 
 
 def versions() -> dict[str, str] | None:
-    """The versions in the folder; None if a package is missing there or has another version than its bound."""
+    """Return the versions in the folder, or None if a package is missing or has another version than its bound."""
     found = {item.metadata["Name"]: item.version for item in metadata.distributions(path=[str(FOLDER)])}
     wanted = bounds()
     is_complete = all(name in found and f"{found[name]}.0.0".startswith(f"{bound}.0") for name, bound in wanted.items())
@@ -51,7 +51,7 @@ def main() -> None:
         subprocess.run([*pip, "--target", str(FOLDER), *wanted], check=True)
     except (OSError, subprocess.CalledProcessError):
         shutil.rmtree(FOLDER, ignore_errors=True)
-        print("The oldest versions that are allowed cannot be installed, as pip says; the tests go on without them.")
+        print("pip cannot install the oldest versions that are allowed; the tests run without them.")
     else:
         print(f"The oldest versions that are allowed: {versions()}")
 

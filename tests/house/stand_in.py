@@ -1,4 +1,4 @@
-"""Modules that replace an engine that is not installed, with the names that a plugin uses."""
+"""Replace an engine that is not installed by modules with the names that a plugin uses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BAD_VARIABLES = {
     **dict.fromkeys(("DG_JIT_CACHE_DIR", "DG_CACHE_DIR"), "~no-such-user/x"),
     "DG_JIT_CACHE_LIMIT_MB": "9" * 5000,
 }
-"""A value that each variable of the package cannot have."""
+"""For each variable of the package, a value that it cannot have."""
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Put modules of these names and contents, and the packages around them, where imports look; give them by name."""
+    """Put modules with these contents, and the packages around them, where imports search; return them by name."""
     for path in contents:
         parts = path.split(".")
         for i in range(1, len(parts) + 1):
@@ -42,7 +42,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str
 
 
 def started(plugin: Any, group: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start our plugin with a bad variable, as an engine does: load its entry point in the group, call it unguarded."""
+    """Start our plugin with a bad variable as an engine does: load the group's entry point, and call it unguarded."""
     as_new_process(monkeypatch, **{variable: BAD_VARIABLES[variable]})
     for found in (each.load() for each in entry_points(group=group) if each.name == "deep_gemm"):
         assert found is plugin.register
@@ -50,7 +50,7 @@ def started(plugin: Any, group: str, variable: str, monkeypatch: pytest.MonkeyPa
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Give each line of the log, cut behind `expected`."""
+    """Return each line of the log up to `expected`."""
     lines = [record.getMessage() for record in caplog.records]
     assert all(len(line) < 240 and "\n" not in line for line in lines)
     return [line.partition(" expected")[0] + " expected" * (" expected" in line) for line in lines]

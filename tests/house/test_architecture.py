@@ -1,4 +1,4 @@
-"""Rooms and the imports between them are what docs/architecture.md says and its picture shows."""
+"""The rooms and the imports between them agree with docs/architecture.md and its picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ imports_of_rooms = cache(drawing.arrows)
 
 
 def allowed() -> dict[str, set[str] | None]:
-    """The rooms that each room may import by the table of rooms; None: any floor below."""
+    """Return the rooms that each room may import, by the table of rooms; None stands for any lower floor."""
     table = re.findall(r"^\| (`.+?) \| .+? \| (.+?) \|$", (DOCS / "architecture.md").read_text(), re.MULTILINE)
     found: dict[str, set[str] | None] = {}
     for rooms, imports in table:

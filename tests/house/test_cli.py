@@ -24,7 +24,7 @@ from helpers import as_new_process
 from thorough import one_in, up_to
 from typer.testing import CliRunner, Result
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # finds a package that is not installed
 
 import deep_gemm
 from deep_gemm.__main__ import app
@@ -56,12 +56,12 @@ def run(*arguments: str, program: str = "deep_gemm", columns: int = 80) -> Resul
 
 
 def words(result: Result) -> str:
-    """All printed words, without frames and line breaks, which depend on the terminal's width."""
+    """Return the printed words without frames and line breaks, which depend on the terminal's width."""
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 
 def printed(*arguments: str, code: int = 0, program: str = "deep_gemm") -> str:
-    """Give the text that a command prints, which ends with this exit code."""
+    """Run a command, check its exit code, and return the text that it prints."""
     result = run(*arguments, program=program)
     assert result.exit_code == code, result.output
     return words(result)
@@ -111,7 +111,7 @@ def test_help_ends_with_examples_that_can_be_typed(program: str, name: str) -> N
         arguments = shlex.split(example)
         first = 2 if arguments[0] == "cache" else 1
         command = COMMANDS[program, " ".join(arguments[:first])]
-        command.make_context(name, arguments[first:])  # raises for an option that is not there
+        command.make_context(name, arguments[first:])  # raises an error for an option that does not exist
         assert name in ("", "cache") or arguments[: len(name.split())] == name.split()
 
 
@@ -153,7 +153,7 @@ def test_make_demo_runs_where_the_package_is_or_says_that_it_makes_a_place(tmp_p
     environment = {**os.environ, "VIRTUAL_ENV": str(python.parents[1])}
     command = ["make", "--no-print-directory", "-n", "demo", f"VENV={tmp_path / 'made'}"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ("In the environment that is active, " in done.stdout.split("fi\n")[1]) is has_package
+    assert ("In the active environment, " in done.stdout.split("fi\n")[1]) is has_package
     assert ("ran -m deep_gemm demo" in done.stdout) is has_package
     assert (f"python3 -m venv --clear --system-site-packages {tmp_path / 'made'}" in done.stdout) is not has_package
     assert ("pip install --quiet" in done.stdout) is False
@@ -168,7 +168,7 @@ AMPERE = SimpleNamespace(name="NVIDIA A100", major=8, minor=0, multi_processor_c
 def machine(
     monkeypatch: pytest.MonkeyPatch, gpus: list[Any], driver: tuple[int, int] | None, compiler: str | None = "13.0.88"
 ) -> list[str]:
-    """The doctor's lines about a machine with these GPUs, driver and compiler."""
+    """Return the doctor's lines about a machine with these GPUs, driver and compiler."""
 
     def version() -> str:
         return compiler or no_compiler()
@@ -269,9 +269,9 @@ def test_compile_makes_what_a_product_of_this_shape_then_finds(cache: Path, monk
     assert result.exit_code == 0
     assert words(result).startswith(f"2 kernels: about 1 s on {os.cpu_count()} processors, less for those in the cache")
     assert "2 of 2 kernels are ready, 2 of them new" in words(result)
-    assert " 2/2 " in result.output, "without a terminal a line tells of each kernel"
+    assert " 2/2 " in result.output, "without a terminal, each kernel has a line"
     jit._cache_of.cache_clear()
-    monkeypatch.setattr(jit, "compile_cubin", None)  # nothing compiles any more
+    monkeypatch.setattr(jit, "compile_cubin", None)  # compiling now fails
     for shape in ((64, 2112, 7168), (2000, 512, 7168)):
         config = select(Sizes(*shape), Output(), H200)
         assert kernel_of(config).build(config).cubin
@@ -363,7 +363,7 @@ def test_compile_says_what_to_install_where_the_compiler_is_missing(monkeypatch:
 
 
 def kept(cache: Path, *names: str) -> list[Path]:
-    """Kernels in a cache."""
+    """Store kernels with these names in a cache; return their files."""
     for name in names:
         key = hashlib.sha256(name.encode()).hexdigest()
         kernel = CompiledKernel(name, b"machine code", "a log", "13.0.88 CL-1")
@@ -391,14 +391,14 @@ def test_cache_list_says_what_each_kernel_was_compiled_for(cache: Path) -> None:
     head, facts, cubin = one.read_bytes().split(b"\n", 2)
     body = re.sub(rb'"config": "[^"]*", ', b"", facts) + b"\n" + cubin
     one.write_bytes(head[:-64] + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-    assert "not sound" not in words(run("cache", "list")), "older files do not say it"
+    assert "not sound" not in words(run("cache", "list")), "older files do not store it"
 
 
 def test_cache_verify_fails_for_what_is_not_sound_and_removes_it_if_told(cache: Path) -> None:
     first, second, third = kept(cache, "one", "three", "two")
     assert printed("cache", "verify") == f"3 of 3 kernels in {cache} are sound"
     second.write_bytes(second.read_bytes()[:-1])
-    third.write_bytes(first.read_bytes())  # sound, but of another name
+    third.write_bytes(first.read_bytes())  # the file is sound, but has another kernel's name
     shown = printed("cache", "verify", code=1)
     assert f"{second}: not sound; it is compiled anew when it is needed" in shown
     assert str(third) in shown
@@ -438,9 +438,9 @@ def test_a_shipped_cache_serves_where_there_isno_compiler(
     assert f"{len(made)} kernels, " in run("cache", "export", str(archive)).output
     first = archive.read_bytes()
     run("cache", "export", str(archive))
-    assert archive.read_bytes() == first, "the same kernels give the same bytes, and the same layer of an image"
+    assert archive.read_bytes() == first, "the same kernels give the same bytes, so an image's layer stays the same"
 
-    # Elsewhere: another directory, which is read alone, and no NVRTC at all.
+    # On another machine: kernels are in a directory that is only read, and NVRTC is missing.
     as_new_process(monkeypatch, DG_JIT_CACHE_DIR=tmp_path / "there")
     told = f"{len(made)} kernels, made by NVRTC {compiler.compiler_version()}, are in"
     assert told in printed("cache", "import", str(archive))
@@ -546,7 +546,7 @@ def test_explain_is_for_every_product(options: tuple[str, ...], title: str) -> N
 
 
 def speeds(monkeypatch: pytest.MonkeyPatch, error: float = 1.7e-3) -> Result:
-    """A demo on a GPU on which each product takes 100 us, and cuBLASLt's 80."""
+    """Run a demo on a GPU on which each product takes 100 us, and cuBLASLt's product 80 us."""
     monkeypatch.setattr(demo, "_has_hopper", lambda: True)
     monkeypatch.setattr(demo, "measured", lambda m, n, k: (error, 100.0, 80.0))
     return run("demo")
@@ -585,7 +585,7 @@ def no_compiler() -> str:
 
 @pytest.fixture
 def no_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are test_package's."""
+    """Skip the products of the demo, which test_package.py runs."""
     monkeypatch.setattr(demo, "_show_products", lambda console: True)
 
 
@@ -624,7 +624,7 @@ def test_demo_on_another_gpu_than_a_hopper_is_that_of_a_machine_without(monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr(demo, "_show_kernels", lambda console: True)
-    examples = demo._examples  # the others are test_package's
+    examples = demo._examples  # test_package runs the other examples
     monkeypatch.setattr(demo, "_examples", lambda device: islice(examples(device), up_to(7, 1)))
     assert "no Hopper GPU found" in printed("demo")
 
@@ -643,11 +643,11 @@ sys.meta_path.insert(0, Hide())
 
 @pytest.fixture
 def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command line as a process of its own that may lack some packages."""
+    """Return a function that runs the command line in a process of its own, which may lack some packages."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(HIDE)
     (tmp_path / "site" / "deep_gemm_is_imported.py").write_text("import deep_gemm")
-    script = tmp_path / "deep_gemm"  # as pip writes it
+    script = tmp_path / "deep_gemm"  # the script that pip writes
     script.write_text("import sys\nfrom deep_gemm.__main__ import main\nsys.exit(main())\n")
 
     def run(line: str, hidden: str = "", by: str = "-m deep_gemm", **variables: str) -> Any:

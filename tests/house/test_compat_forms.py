@@ -1,4 +1,4 @@
-"""Call forms and names of both eras: every form states the same call, and every name that programs import is there."""
+"""Call forms and names of both eras: every form makes the same call, and every name that programs import exists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def product(a: Any, b: Any, d: Any = None, ks: Any = None, ks_tensor: Any = None
 
 
 def same(got: Any, expected: dict[str, Any]) -> bool:
-    """The same tensors under the same names."""
+    """Tell whether two calls have the same tensors under the same names."""
     return got.keys() == expected.keys() and all(
         all(x is y for x, y in zip(got[key], expected[key], strict=True))
         if isinstance(expected[key], tuple)
@@ -50,7 +50,7 @@ PAIRS = {"a": (X, SX), "b": (Y, SY)}
         ((), {"lhs": (X, SX), "rhs": (Y, SY), "out": OUT}, {**PAIRS, "d": OUT}),
         (((X, SX),), {"rhs": (Y, SY), "d": OUT}, {**PAIRS, "d": OUT}),
         ((), {**PAIRS, "ks_cpu": LAYOUT}, {**PAIRS, "ks": LAYOUT}),
-        # a function's own synonyms, also where they say otherwise than everyone's
+        # a function's own synonyms win over the general ones
         ((), {"first": (X, SX), "b": (Y, SY), "batch_sizes": LAYOUT}, {**PAIRS, "ks_tensor": LAYOUT}),
     ],
 )
@@ -227,7 +227,7 @@ MODULES = {
 def test_programs_of_either_era_find_the_name_where_they_import_it_from(module: str, name: str) -> None:
     found = getattr(importlib.import_module(module), name)
     assert callable(found)
-    assert found is getattr(deep_gemm, name, found), "one function, whichever module it comes from"
+    assert found is getattr(deep_gemm, name, found), "both modules must have the same function"
 
 
 @pytest.mark.parametrize(("older", "name"), ALIASES.items())
@@ -266,7 +266,7 @@ def test_every_product_takes_an_epilogue_of_none_alone() -> None:
 
 
 def test_arguments_go_by_names_of_other_eras() -> None:
-    deep_gemm: Any = importlib.import_module("deep_gemm")  # checkers see today's names
+    deep_gemm: Any = importlib.import_module("deep_gemm")  # type checkers know only today's names
     packed = torch.tensor([[0x7F7F7F7F]], dtype=torch.int32)
     assert deep_gemm.unpack_ue8m0_from_int(packed_sf=packed).tolist() == [[1.0] * 4]
     pairs = torch.tensor([[0x21], [0x43]], dtype=torch.int8)
@@ -317,7 +317,7 @@ def test_a_name_of_no_library_does_not_exist() -> None:
 
 
 def test_every_public_function_shows_what_it_takes_and_gives() -> None:
-    """`inspect.signature` and `help` do; tests/house/client.py holds mypy to it."""
+    """`inspect.signature` and `help` must show types. tests/house/client.py shows that mypy sees these types too."""
     for name in vars(deep_gemm)["__all__"]:
         function = getattr(deep_gemm, name)
         if not inspect.isfunction(function):

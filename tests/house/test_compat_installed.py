@@ -1,4 +1,4 @@
-"""Other distributions whose module has this package's name: finding them, the messages, and a look's cost."""
+"""Other distributions whose module has this package's name: finding them, the messages, and the cost of a search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOREIGN = "__version__ = '2.1.1'\n"
 
 
 def install(site: Path, name: str, version: str, files: dict[str, str], **infos: str) -> Path:
-    """Write a distribution's files and pip's notes about it."""
+    """Write a distribution's files, and pip's record of them."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     record = []
@@ -34,7 +34,7 @@ def install(site: Path, name: str, version: str, files: dict[str, str], **infos:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder with this package, the only one that is searched for installed distributions."""
+    """Make a folder with this package, the only folder that is searched for installed distributions."""
     site = tmp_path / "site"
     install(site, "hopper-gemm", "0.1.0", {"deep_gemm/__init__.py": "ours\n", "deep_gemm/core/gpu.py": "ours\n"})
     monkeypatch.setattr(sys, "path", [str(site)])
@@ -68,7 +68,7 @@ def test_one_named_alike_is_warned_of_at_import_with_the_commands_that_mend_it(s
     assert warned() == [mixed(site, name.replace("-", "_"))]
     assert installed.to_mend() == [mixed(site, name)]
     assert installed.changed() == []
-    info.rename(site / f"{name}.egg-info")  # as older tools call it
+    info.rename(site / f"{name}.egg-info")  # the name that older tools use
     assert warned() == [mixed(site, name)]
 
 

@@ -1,4 +1,4 @@
-"""The documents: targets of links and named things exist, and parts written by scripts are up to date."""
+"""The documents: the targets of links and named things exist, and parts written by scripts are up to date."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log tells of files of its days
+ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log names files that are gone
 FOLDERS = (
     "deep_gemm",
     "tests",
@@ -63,11 +63,11 @@ grad, x, d = torch.randn(sum(ks), m), torch.randn(sum(ks), n), torch.zeros(len(k
 
 
 def python_on(page: Path) -> str:
-    """All Python of a page, from top to bottom."""
+    """Return all Python of a page, from top to bottom."""
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 
 
-# Code that is not run: simulator.md's stands for any kernel, own.md's is an example, transformers.md's loads a model.
+# Some code is not run: simulator.md's is a pattern for kernels, own.md's an example, transformers.md's loads a model.
 HAVE_CODE = [
     pytest.param(page, marks=[pytest.mark.host_compiler] if page.name == "torch_compile.md" else [])
     for page in PAGES
@@ -76,12 +76,12 @@ HAVE_CODE = [
 
 
 def script(name: str) -> ModuleType:
-    """A script of docs/ as a module."""
+    """Load a script of docs/ as a module."""
     return module_of(DOCS / f"{name}.py")
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, in the form that GitHub makes."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -103,7 +103,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
             found = [path for folder in (ROOT, ROOT / "deep_gemm", ROOT / "lab") for path in folder.glob(name)]
             assert found, name
     for name in re.findall(r"`([\w.-]+\.(?:py|cuh|h|json|cpp))`", page.read_text()):
-        if name not in ("config.cuh", "params_layout.cuh", "wgmma_shapes.cuh"):  # made, or the reader's own
+        if name not in ("config.cuh", "params_layout.cuh", "wgmma_shapes.cuh"):  # generated, or the reader's own
             assert [*ROOT.glob(f"[!.]*/**/{name}")], name
 
 
@@ -140,7 +140,7 @@ def test_code_on_a_page_runs_and_prints_what_the_page_says(
     exec(compile(BEFORE_THE_CODE.get(page.name, "") + code, page.name, "exec"), {})
     printed = iter(capsys.readouterr().out.splitlines())
     for said in re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE):
-        assert said in printed, said  # in this order, among what prints without a comment
+        assert said in printed, said  # in this order, among lines of prints without a comment
 
 
 def test_code_on_the_page_of_layers_is_right(capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +245,7 @@ def test_the_model_of_nodes_is_what_its_script_writes_and_near_what_it_did_not_s
     judged = list(model.judged(model.LAYER, model.copies_to_a_peer(rows), model.product_tflops(model.LAYER)))
     assert {128, 1024, 4096} < {row[0] for row in judged}
     for tokens, products, alone, _, in_a_row, _, fused in judged:
-        if 8 < tokens < 8192:  # the model takes the rate of 8192 tokens
+        if 8 < tokens < 8192:  # the model uses the rate of 8192 tokens
             assert (products, in_a_row) == pytest.approx((alone, fused), rel=0.1), tokens
     exact = model.Line(10.0, 200.0)
     found = model.Line.fit([(x, exact.us(x)) for x in (1e3, 1e6, 1e8)])
@@ -268,7 +268,7 @@ def test_the_model_of_nodes_takes_the_newest_file_of_the_most_gpus_of_its_kind()
 
 
 def test_the_model_of_a_lag_is_what_its_script_writes_and_near_what_it_did_not_see() -> None:
-    script("model_nodes")  # it imports this one
+    script("model_nodes")  # model_lag imports this script
     model = script("model_lag")
     assert model.page() == model.PAGE.read_text()
     assert max(map(len, model.section().splitlines())) <= 80
@@ -288,9 +288,9 @@ def test_the_simulated_lag_keeps_its_order_and_its_bounds() -> None:
     assert model.simulate(work) == model.simulate(work, 2, 2) == work.products_us == 28.0
     by_link = replace(work, first_us=4.0, results_us=4.0)
     assert model.simulate(by_link) == 8 * 4.0 + 3 + 4 * 4.0, "the link idles until the first results"
-    assert model.simulate(by_link, 2, 4) == 49.0, "results leave beside the first product, but for the last"
+    assert model.simulate(by_link, 2, 4) == 49.0, "all results except the last are sent during the first product"
     assert model.simulate(by_link, 2, 2) > 49.0, "rows of later blocks wait for the ring"
-    assert model.simulate(replace(work, tokens_us=9.0)) == 4 * 9.0 + 4 + 12, "the link brings the last block's tokens"
+    assert model.simulate(replace(work, tokens_us=9.0)) == 4 * 9.0 + 4 + 12, "the link delivers the last block's tokens"
     assert model.simulate(replace(work, store_us=2.0, stores_beside=False)) == 28.0 + 4 * 2.0
     with pytest.raises(ValueError, match="ring: expected at least 2 blocks for a lag of 2, got 1"):
         model.simulate(work, 2, 1)

@@ -1,4 +1,4 @@
-"""The programs in examples/ run, on the CPU and on a GPU, and print the right things."""
+"""The programs in examples/ run on the CPU and on a GPU, and print the right lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BF16 experts of transformers on grouped products, and torch's products by ours: as examples, on the CPU."""
+"""BF16 experts of transformers on grouped products, and our products in place of torch's, as examples, on the CPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ moe = pytest.importorskip("transformers.integrations.moe")
 
 
 class Experts(torch.nn.Module):
-    """A mixture as transformers' models define theirs."""
+    """A mixture that is defined like the mixtures of transformers' models."""
 
     def __init__(self, config: Any, turned: bool = False) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_models_of_experts_are_trained(bounds: tuple[float, float]) -> None:
         return found
 
     right, found = step("eager", model), step(implementation, model)
-    assert all(least < error(found[key], right[key]) < most for key in right), "another one, and near it"
+    assert all(least < error(found[key], right[key]) < most for key in right), "another result, but near the first"
     again = step(implementation, torch.compile(model, backend="aot_eager"))
     assert all(torch.equal(again[key], found[key]) for key in found)
 

@@ -1,4 +1,4 @@
-"""LoRA of peft beside layers in FP8: trained, saved, loaded and merged; settings that are refused."""
+"""peft's LoRA with FP8 layers: trained, saved, loaded and merged; settings that are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from deep_gemm.integrations.peft import register_lora
 
     dispatching = import_module("peft.tuners.lora.model")
-    monkeypatch.setattr(dispatching, "dispatch_default", dispatching.dispatch_default)  # put back at the end
+    monkeypatch.setattr(dispatching, "dispatch_default", dispatching.dispatch_default)  # monkeypatch restores it
     register_lora()
     register_lora()
     yield
@@ -80,7 +80,7 @@ def test_adapters_are_trained_saved_loaded_and_merged(kind: str, dtype: torch.dt
     assert losses[-1] < losses[0] - 0.5
     held = model.state_dict()
     named = {name.removeprefix("base_model.model.").replace(".base_layer", ""): x for name, x in held.items()}
-    assert all(same_bits(named[name], x) for name, x in before.items()), "weights of the base model stay"
+    assert all(same_bits(named[name], x) for name, x in before.items()), "the base model's weights must not change"
 
     model.eval().save_pretrained(tmp_path)
     assert not any("base_layer" in name for name in peft.load_peft_weights(str(tmp_path)))
@@ -101,7 +101,7 @@ def test_adapters_are_trained_saved_loaded_and_merged(kind: str, dtype: torch.dt
 
 @pytest.mark.parametrize("share", [0.003, 0.01])
 def test_a_small_adapter_would_be_lost_in_fp8_weights(share: float) -> None:
-    """Of one of 1% of the weight, 37% would be left; the cast of its sum with the BF16 weight has 99.8% of it."""
+    """FP8 weights would keep 37% of an adapter of 1% of the weight. A cast of its sum with BF16 weights keeps 99.8%."""
     torch.manual_seed(0)
     w, delta = torch.randn(1024, 1024), torch.randn(1024, 16) @ torch.randn(16, 1024)
     base = cast_back_from_fp8(*per_block_cast_to_fp8(w))
@@ -117,7 +117,7 @@ def test_a_small_adapter_would_be_lost_in_fp8_weights(share: float) -> None:
 
 @pytest.mark.parametrize("in_fp32", [False, True])
 def test_adapters_get_the_gradients_of_torch(in_fp32: bool) -> None:
-    """Beside torch's layer with the weight that the cast stands for; adapters are never in FP8."""
+    """Compare with a torch layer whose weight has the numbers of the FP8 weight. Adapters are never in FP8."""
     torch.manual_seed(0)
     values, scales = per_block_cast_to_fp8(torch.randn(256, 128) / 8)
     plain: Any = torch.nn.ModuleDict({"up": torch.nn.Linear(128, 256), "down": torch.nn.Linear(256, 128)})

@@ -1,4 +1,4 @@
-"""The plugin for SGLang, beside a stand-in that has the places of SGLang 0.5.23 which the plugin touches."""
+"""The plugin for SGLang, with a replacement of SGLang that has the parts of 0.5.23 which the plugin uses."""
 
 import importlib
 import logging
@@ -164,7 +164,7 @@ def use_symmetric_memory(group_coordinator: Any, disabled: bool = False) -> Iter
 
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Install the stand-in; after the test, forget our modules that imported from it."""
+    """Install the replacement. After the test, unload our modules that imported from it."""
 
     class MoeRunner:
         def __init__(self, config: Any, lora_enabled: bool = False) -> None:
@@ -203,7 +203,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def hooked(sglang: Any) -> Any:
-    """SGLang with the plugin's hooks."""
+    """Return SGLang with the plugin's hooks."""
     plugin.register()
     HookRegistry.apply_hooks()
     return sglang
@@ -383,7 +383,7 @@ WEIGHTS = torch.rand(3, 2)
 
 
 def weights_of_experts(kind: str) -> Any:
-    """Weights as a kind of runner has them, and as `experts` takes them."""
+    """Make weights in the form of a kind of runner, and in the form that `experts` accepts."""
     if kind == "FP4":
         w1, w2 = (deep_gemm.quantize_mxfp4(torch.randn(4, *of).bfloat16()) for of in ((256, 160), (160, 128)))
         w1, w2 = ((w[0].view(torch.int8), w[1].float()) for w in (w1, w2))

@@ -1,4 +1,4 @@
-"""A training step of torchao's experts in FP8: it finds the package by itself and calls its grouped products."""
+"""A training step of torchao's experts in FP8: torchao finds the package by itself and calls its grouped products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("torchao", minversion="0.18")
 
 GROUPS, HIDDEN, INTERMEDIATE = 4, 512, 256
 CASTS = 5e-3
-"""calc_diff, half the square of a relative error: six casts to FP8 meet in a gradient and move it by 6.3%; 10% pass."""
+"""calc_diff, half the square of a relative error. Six casts to FP8 change a gradient by 6.3%; 10% are allowed."""
 
 
 def module(name: str) -> Any:
@@ -24,7 +24,7 @@ def module(name: str) -> Any:
 
 
 def step(x: Tensor, w1: Tensor, w2: Tensor, ends: Tensor, product: Any) -> list[Tensor]:
-    """The result of two products by experts with SiLU between them, and the gradients of everything."""
+    """Return the result of two products by experts with SiLU between them, and the gradients of all operands."""
     leaves = [t.detach().clone().requires_grad_() for t in (x, w1, w2)]
     x, w1, w2 = leaves
     gate, up = product(x, w1.transpose(-2, -1), ends).chunk(2, dim=-1)

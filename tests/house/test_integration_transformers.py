@@ -35,16 +35,16 @@ revert_weight_conversion: Any = import_module("transformers.core_model_loading")
 
 FINE_ENOUGH = ((128, 128), (64, 64), (32, 32), (1, 32))
 CONSTRUCTED = ("block_size", "activation_scheme", "expert_dtype", "scale_fmt")
-"""Arguments of `FP8Experts`, which are no part of a model's configuration."""
+"""Arguments of `FP8Experts` that are no part of a model's configuration."""
 FAMILIES = ("qwen3_moe", "deepseek_v3")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 FP8_CASTS = 2e-2
-"""calc_diff, half the square of a relative error: casts of activations move the logits of these models by 6 and 13%."""
+"""calc_diff, half the square of a relative error: casts of activations change these models' logits by 6 and 13%."""
 ONE_LAYER = 5e-3
-"""Casts of activations in one mixture of experts."""
+"""The calc_diff that casts of activations cause in one mixture of experts."""
 ROUNDING = 2e-3
-"""Transformers rounds the gated activation to BF16 ahead of the cast, so some casts give a neighbouring FP8 value."""
+"""Transformers rounds the gated activation to BF16 before its cast, so some casts give a neighbouring FP8 value."""
 
 
 example: Any = module_of(Path(__file__).resolve().parents[2] / "examples" / "transformers_moe.py")
@@ -52,14 +52,14 @@ example: Any = module_of(Path(__file__).resolve().parents[2] / "examples" / "tra
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def models(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    """A BF16 model, and the same model with FP8 weights."""
+    """Return a BF16 model, and the same model with FP8 weights."""
     models: tuple[Any, Any] = example.models_of(example.config_of(request.param, tiny=True), "cpu")
     return models
 
 
 @pytest.fixture
 def calls_left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Calls that transformers' own kernels get, which are no part of transformers: here they are torch operations."""
+    """Replace the kernels that transformers calls, which are no part of it, by torch operations; return their calls."""
     calls: list[tuple[Any, ...]] = []
 
     def own_linear(
@@ -102,7 +102,7 @@ def linear_layer(n: int = 192, k: int = 256, bias: bool = False, **changes: Any)
 
 
 def experts_layer(**config: Any) -> Any:
-    """Four experts of transformers, as a model makes them."""
+    """Make four experts of transformers, as a model makes them."""
     sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 4, "hidden_act": "silu"}
     has_gate = config.pop("has_gate", True)
     arguments = {name: config.pop(name) for name in CONSTRUCTED if name in config}
@@ -130,13 +130,13 @@ def experts_layer(**config: Any) -> Any:
 
 
 def routes(num_tokens: int = 12, topk: int = 2, num: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-    """x, ids and weights."""
+    """Return x, ids and weights."""
     weights, ids = random(num_tokens, num, dtype=torch.float32, seed=8).softmax(-1).topk(topk)
     return random(num_tokens, 256, seed=9), ids, weights
 
 
 def mixture(layer: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """The experts in FP32, each token at a time."""
+    """Compute the experts in FP32, one token at a time."""
     w1, w2 = (
         plain(values.view(torch.uint8), scales.to(torch.float8_e8m0fnu).view(torch.uint8)).float()
         if values.dtype == torch.int8
@@ -178,7 +178,7 @@ def logits_and_routes(model: Any, ids: Tensor) -> tuple[Tensor, dict[int, Any]]:
 
 
 def logits_by_routes(model: Any, ids: Tensor, of_layer: dict[int, Any]) -> Tensor:
-    """Logits of a model whose tokens go where another model's go: a near tie of two experts is no error."""
+    """Compute a model's logits with another model's routes: a near tie of two experts must not count as an error."""
     with routers(model, lambda i, _: of_layer[i]):
         logits: Tensor = example.prefill(model, ids)
         return logits
@@ -233,7 +233,7 @@ def test_a_model_generates(models: tuple[Any, Any], device: str) -> None:
     decoded = torch.stack(out.logits, dim=1)
     assert torch.equal(out.sequences[:, -steps:], decoded.argmax(-1))
     if device == "cpu":
-        assert calc_diff(decoded, whole[:, -steps:]) < ROUNDING  # steps behind a cache, and all tokens at once
+        assert calc_diff(decoded, whole[:, -steps:]) < ROUNDING  # decoding by a cache, and all tokens at once
     assert calc_diff(decoded, expected[:, -steps:]) < FP8_CASTS
     assert calc_diff(whole, expected) < FP8_CASTS
 
@@ -251,7 +251,7 @@ def test_a_model_passes_gradients_on(models: tuple[Any, Any]) -> None:
     with use_deep_gemm() as use:
         got = gradient(model, of_layer.__setitem__)
     assert not use.left
-    # The same experts, with the weights that each model gives them.
+    # Both models use the same experts, each with its own weights of routes.
     expected = gradient(plain, lambda i, out: (*out[:2], of_layer[i][2]))
     assert calc_diff(got, expected) < 2 * FP8_CASTS
 
@@ -309,7 +309,7 @@ def test_experts_with_a_limit_and_routes_to_other_ranks(device: str) -> None:
         out = layer.to(device)(*(y.to(device) for y in (x, ids, weights)))
     assert use.taken == {"experts": 1}
     assert calc_diff(out.cpu(), expected) < ONE_LAYER
-    assert calc_diff(expected, mixture(experts_layer(), x, ids, weights)) > ONE_LAYER  # the limit did something
+    assert calc_diff(expected, mixture(experts_layer(), x, ids, weights)) > ONE_LAYER  # proves that the limit matters
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -364,7 +364,7 @@ def test_experts_have_gradients(device: str) -> None:
 @pytest.mark.parametrize("scale_fmt", ["ue8m0", "float"])
 @pytest.mark.parametrize("way", [*WAYS_OF_EXPERTS, "eager"])
 def test_experts_in_fp4(way: str, scale_fmt: str, device: str) -> None:
-    """Experts of DeepSeek-V4's checkpoints are FP4, and their `block_size` is about the other layers."""
+    """DeepSeek-V4's checkpoints have FP4 experts, and their `block_size` describes the other layers only."""
     layer = experts_layer(expert_dtype="fp4", scale_fmt=scale_fmt, block_size=(64, 64), swiglu_limit=0.4)
     layer.config._experts_implementation = way
     assert layer.gate_up_proj.dtype == torch.int8
@@ -387,7 +387,7 @@ def test_there_is_no_gradient_through_fp4() -> None:
         for way in ("grouped_mm", "eager"):
             layer.config._experts_implementation = way
             out = layer(learns, ids, weights)
-            with pytest.raises(NotImplementedError, match="FP4"):  # newer releases say it in their own words
+            with pytest.raises(NotImplementedError, match="FP4"):  # newer releases use other words
                 out.sum().backward()
 
 
@@ -432,7 +432,7 @@ def test_a_linear_layer_is_left_with_a_reason(layer: Any, reason: str, calls_lef
         with pytest.warns(RuntimeWarning, match=f"deep_gemm leaves a layer to transformers; {reason}"):
             made(x)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # told once
+            warnings.simplefilter("error")  # only the first call warns
             made(x)
     assert not use.taken
     assert [key.startswith(reason) for key in use.left] == [True]
@@ -514,7 +514,7 @@ def test_uses_may_overlap_and_the_last_one_leaves_transformers_as_it_was() -> No
 
 def test_what_others_changed_meanwhile_stays(monkeypatch: pytest.MonkeyPatch, calls_left: list[Any]) -> None:
     for name in ("fp8_linear", "finegrained_fp8_linear"):
-        monkeypatch.setattr(fp8, name, getattr(fp8, name))  # put back at the end
+        monkeypatch.setattr(fp8, name, getattr(fp8, name))  # monkeypatch restores it
     layer = linear_layer()
     with use_deep_gemm() as use:
         here = fp8.fp8_linear
@@ -590,7 +590,7 @@ def model_of(config: Any) -> Any:
 
 @pytest.fixture(params=["llama", "qwen3_moe", "mixtral", "deepseek_v3"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, dict[str, Tensor]]:
-    """A folder that a converted model was saved into, that model, and the matrices as they were."""
+    """Return a folder with a saved converted model, the model, and the weights before the conversion."""
     torch.manual_seed(0)
     changes = {"deepseek_v3": OF_DEEPSEEK, "mixtral": {"moe_intermediate_size": SIZES["intermediate_size"]}}
     model = model_for(request.param, **changes.get(request.param, {})).eval()
@@ -603,7 +603,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, di
 def test_a_converted_model_is_saved_as_a_checkpoint_that_transformers_loads(
     saved: tuple[Path, Any, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU transformers multiplies the scales in. It asks for accelerate, and here uses nothing of it."""
+    """Without a GPU, transformers multiplies weights by their scales. It requires accelerate, but does not use it."""
     folder, model, before = saved
     monkeypatch.setattr("transformers.quantizers.quantizer_finegrained_fp8.is_accelerate_available", lambda: True)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -629,7 +629,7 @@ def test_a_converted_model_is_saved_as_a_checkpoint_for_the_fp8_layers_of_transf
 
 
 def test_a_checkpoint_has_scales_of_each_expert_by_itself(saved: tuple[Path, Any, dict[str, Tensor]]) -> None:
-    """As vLLM looks for them: under the names of BF16 checkpoints, and `_scale_inv`."""
+    """vLLM searches for the names of BF16 checkpoints, and for these names with `_scale_inv`."""
     folder, model, before = saved
     held = safetensors.safe_open(folder / "model.safetensors", "pt")
     names = set(held.keys())
@@ -646,7 +646,7 @@ def test_a_checkpoint_has_scales_of_each_expert_by_itself(saved: tuple[Path, Any
 
 
 def test_the_modules_that_are_not_converted_have_the_names_of_the_checkpoint_too() -> None:
-    """vLLM looks for the names that Mixtral's checkpoints have."""
+    """vLLM searches for the names that Mixtral's checkpoints have."""
     model = model_for("mixtral", num_hidden_layers=1)
     to_fp8_inference(model, lambda name, _: name == "lm_head" or name.endswith("q_proj"))
     assert model.config.quantization_config == {

@@ -1,4 +1,4 @@
-"""The plugin for vLLM, beside a stand-in that has the places of vLLM 0.26 which the plugin touches."""
+"""The plugin for vLLM, with a replacement of vLLM that has the parts of 0.26 which the plugin uses."""
 
 import importlib
 import logging
@@ -29,7 +29,7 @@ OURS = "deep_gemm.integrations.vllm_layers"
 
 
 class Named(Enum):
-    """Names of everything that vLLM has in enumerations."""
+    """The members of all of vLLM's enumerations that the plugin uses."""
 
     CUDA, SILU, SWIGLUOAI_UNINTERLEAVE, GELU, TRITON, DEEPGEMM, DEEPGEMM_MXFP4, MARLIN, Standard = range(9)
 
@@ -70,7 +70,7 @@ class RowLinear:
 
 
 class Cutlass(RowLinear, ABC):
-    """The class whose kernels vLLM takes as batch invariant."""
+    """The class whose kernels vLLM considers batch invariant."""
 
 
 class FusedMoEConfig:
@@ -144,7 +144,7 @@ def replace_parameter(layer: Any, name: str, value: Any) -> None:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Install the stand-in; after the test, forget our module that imported from it."""
+    """Install the replacement. After the test, unload our module that imported from it."""
     platform = SimpleNamespace(is_cuda=lambda: True, is_device_capability=lambda c: c == 90)
     oracle = {"backend_to_kernel_cls": backend_to_kernel_cls, "_get_priority_backends": in_order}
     quant = "vllm.model_executor.layers.quantization.utils.quant_utils"
@@ -230,7 +230,7 @@ def test_experts_that_are_not_quantized_have_a_backend_of_their_own(vllm: Any) -
     assert ours not in others
     assert ours.value == "deep_gemm"
     assert oracle.backend_to_kernel_cls(ours) == [kind]
-    assert oracle.backend_to_kernel_cls(Named.TRITON) == [OwnExperts]  # its first is for LoRA, unasked
+    assert oracle.backend_to_kernel_cls(Named.TRITON) == [OwnExperts]  # its first class is for LoRA, and not requested
 
 
 @pytest.mark.parametrize("kind", plugin.PARTS)
@@ -264,7 +264,7 @@ ORACLES = "fp8", "mxfp4", "unquantized"
 
 
 def changed_places(vllm: Any) -> list[Any]:
-    """Give copies of all that the plugin changes."""
+    """Return copies of everything that the plugin changes."""
     linear, *oracles = (vllm[path] for path in (LINEAR, *(f"{FUSED}.oracle.{it}" for it in ORACLES)))
     of_backend = linear._LINEAR_BACKEND_KERNEL_MAP.get("deep_gemm", ())
     kinds = linear._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA], linear._POSSIBLE_FP8_KERNELS[Named.CUDA]
@@ -412,7 +412,7 @@ def test_which_linear_layers_by_rows_are_taken(vllm: Any) -> None:
 
 @pytest.mark.parametrize("first", ["the start", "DeepGemmLinear", "DeepGemmRowLinear", "DeepGemmExperts"])
 def test_its_batch_invariant_mode_is_ours_too_and_layers_stay(vllm: Any, first: str) -> None:
-    """vLLM may be in this mode when the plugin starts, or be asked for it before it chooses a first layer."""
+    """vLLM may be in this mode when the plugin starts, or enter the mode before it chooses a first layer."""
     vllm["vllm.envs"].VLLM_BATCH_INVARIANT = first == "the start"
     plugin.register()
     assert deep_gemm.get_batch_invariant() == (first == "the start")
@@ -427,7 +427,7 @@ def test_its_batch_invariant_mode_is_ours_too_and_layers_stay(vllm: Any, first: 
     for name in sorted(choices, key=lambda name: name != first):
         assert choices[name](), name
         assert deep_gemm.get_batch_invariant()
-    assert isinstance(layers.DeepGemmRowLinear(None, ()), Cutlass)  # else vLLM multiplies in BF16
+    assert isinstance(layers.DeepGemmRowLinear(None, ()), Cutlass)  # otherwise vLLM multiplies in BF16
 
 
 @pytest.mark.parametrize("shape", [(72, 1), (72,), (1,), ()])
@@ -466,7 +466,7 @@ def test_a_layer_of_heads_lies_as_fp8_einsum_takes_it(vllm: Any, dtype: torch.dt
     layer = SimpleNamespace(weight=w.flatten(0, 1), weight_scale_inv=sf.flatten(0, 1).to(dtype))
     layer.is_bmm, layer.bmm_batch_size = True, 3
     x = deep_gemm.per_token_cast_to_fp8(torch.randn(5, 3, 144).bfloat16(), False)
-    for _ in range(2):  # as when weights are loaded again
+    for _ in range(2):  # vLLM may load weights again
         kind.process_weights_after_loading(layer)
         z, expected = torch.empty(2, 5, 3, 256, dtype=torch.bfloat16)
         deep_gemm.fp8_einsum("bhr,hdr->bhd", x, (layer.weight, layer.weight_scale_inv), z, recipe=(1, 128, 128))

@@ -1,4 +1,4 @@
-"""Parts that `import deep_gemm` loads later, without a visible difference; each process imports the package once."""
+"""Parts that `import deep_gemm` loads later, without a visible difference. Each process imports the package once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package as a whole: the cost of importing it, its wheel's files, and examples in docstrings that must run."""
+"""The package as a whole: the time of its import, its wheel's files, and examples in docstrings that must run."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_every_public_product_cast_and_layer_has_an_example() -> None:
     of_rooms = [each for each in named if callable(each) and str(each.__module__).startswith(rooms)]
     assert len(of_rooms) > 40
     lacking = [each.__qualname__ for each in of_rooms if ">>>" not in (each.__doc__ or "")]
-    assert lacking == ["ExpertRows"], "a type that expert_rows gives"
+    assert lacking == ["ExpertRows"], "the type that expert_rows returns"
 
 
-@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="not in what `make test` sets up")
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch brings CUDA's packages along")
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="not a part of the environment of `make test`")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch depends on CUDA's packages")
 def test_all_that_make_installs_has_its_version_in_a_file() -> None:
     texts = [(ROOT / f"constraints{of}.txt").read_text() for of in ("", "-cu12", "-cu13")]
     pinned = {name for text in texts for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
@@ -162,7 +162,7 @@ def test_the_replay_needs_the_libc_that_the_tag_of_a_release_names_and_no_other_
 def test_wheel_states_its_licence_and_links_to_nothing_in_the_repository(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        stated = Metadata.from_email(archive.read(name), validate=True)  # as an index does
+        stated = Metadata.from_email(archive.read(name), validate=True)  # an index does so
         assert f"{name.removesuffix('METADATA')}licenses/LICENSE" in archive.namelist()
     assert (stated.name, str(stated.version)) == ("hopper-gemm", deep_gemm.__version__)
     assert stated.license_expression == "MIT"
@@ -188,7 +188,7 @@ def test_the_changes_begin_with_this_release() -> None:
 def test_the_source_distribution_is_the_checkout_and_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     if not list(metadata.distributions(name="build")):
         if THOROUGH:
-            pytest.fail("CI builds the source distribution, and build is not installed", pytrace=False)
+            pytest.fail("CI must build the source distribution, but build is not installed", pytrace=False)
         pytest.skip("the source distribution needs build: pip install build")
     subprocess.run([sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT)], check=True)
     of_tree, of_archive = (zipfile.ZipFile(path) for path in (wheel, tmp_path / wheel.name))
@@ -214,7 +214,7 @@ class Environment:
         (self.packages,) = self.folder.glob("lib/python*/site-packages")
 
     def pip(self, *arguments: str) -> None:
-        """Install or uninstall, from files alone."""
+        """Install or uninstall packages, from files alone."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.folder / "bin" / "python"), "--quiet"]
         subprocess.run([*pip, *arguments], check=True)
 
@@ -230,9 +230,9 @@ class Environment:
                 (self.packages / source.name).symlink_to(source)
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run one of its programs."""
+        """Run a program of the environment."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        clean["PYTHONWARNINGS"] = "error:Failed to initialize NumPy"  # torch warns so if it finds no numpy
+        clean["PYTHONWARNINGS"] = "error:Failed to initialize NumPy"  # torch's warning if numpy is missing
         program = [str(self.folder / "bin" / command[0]), *command[1:]]
         return subprocess.run(program, cwd=self.elsewhere, env=clean, capture_output=True, text=True, check=False)
 
@@ -284,7 +284,7 @@ def test_another_distribution_of_the_module_is_told_and_the_commands_mend_it(
     commands = f"Run: pip uninstall -y deep-gemm hopper-gemm; then: pip install {wheel.as_uri()}"
     imported = environment.run("python", "-c", "import deep_gemm; print(deep_gemm.fp8_gemm_nt)")
     assert imported.returncode == 0, imported.stderr
-    if is_first:  # then theirs runs, and no word of ours
+    if is_first:  # then the foreign package runs, and ours prints nothing
         assert (imported.stdout, imported.stderr) == ("theirs\n", "")
     else:
         assert imported.stdout.startswith("<function fp8_gemm_nt ")
@@ -295,7 +295,7 @@ def test_another_distribution_of_the_module_is_told_and_the_commands_mend_it(
     assert "Traceback" not in shown.stderr
     assert shown.stdout.splitlines()[-1].endswith(commands)
 
-    environment.pip("uninstall", "-y", "deep-gemm")  # as one would do it, which takes files of ours along
+    environment.pip("uninstall", "-y", "deep-gemm")  # the usual remedy, which also removes some of our files
     for command in (["python", "-m", "deep_gemm", "doctor"], ["deep_gemm", "doctor"]):
         shown = environment.run(*command)
         assert shown.returncode == 1, shown.stderr
@@ -338,7 +338,7 @@ print(metadata.version("typer"), metadata.version("rich"))
 def test_commands_run_with_the_oldest_versions_that_are_allowed() -> None:
     found = oldest_release.versions()
     if found is None:
-        pytest.skip("the oldest versions are not installed; `make test` does it")
+        pytest.skip("the oldest versions are not installed; `make test` installs them")
     environment = {**os.environ, "PYTHONPATH": f"{oldest_release.FOLDER}{os.pathsep}{ROOT}"}
     run = subprocess.run(
         [sys.executable, "-c", COMMANDS], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
@@ -351,7 +351,7 @@ def test_commands_run_with_the_oldest_versions_that_are_allowed() -> None:
 def test_commands_run_with_the_newest_versions() -> None:
     found = releases.versions()
     if found is None:
-        pytest.skip("the newest versions are not installed; `make test` does it")
+        pytest.skip("the newest versions are not installed; `make test` installs them")
     command = [str(releases.PYTHON), "-c", COMMANDS]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if run.returncode != 0 and releases.newer_than_tried(found):
@@ -362,7 +362,7 @@ def test_commands_run_with_the_newest_versions() -> None:
 
 
 def declared_by(distribution: metadata.Distribution) -> set[Path]:
-    """Files and folders right below site-packages of a distribution's direct and indirect needs, without its extras."""
+    """Return the files and folders directly below site-packages of all packages that a distribution needs."""
     found: set[Path] = set()
     seen: set[str] = set()
     waiting = [(line, {""}) for line in distribution.requires or ()]

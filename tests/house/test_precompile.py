@@ -42,7 +42,7 @@ def question(weight: Weight) -> Any:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_weight_of_a_model_is_one_that_products_take(name: str) -> None:
-    assert f"\n    {name} " in (models.__doc__ or ""), "it says whose sizes these are"
+    assert f"\n    {name} " in (models.__doc__ or ""), "the module's docstring names this model"
     weights = list(MODELS[name].weights())
     assert len({weight.name for weight in weights}) > (5 if MODELS[name].vocabulary else 2)
     for weight in weights:
@@ -70,7 +70,7 @@ def test_ranks_share_weights_as_engines_do() -> None:
     assert whole["experts down"][:4] == ("experts down", 7168, 2048, 32)
     assert whole["whole shared expert down"][:3] == ("whole shared expert down", 7168, 2048)
     qkv = {tp: next(iter(MODELS["qwen3-235b"].weights(tp, ep=tp))).n for tp in (1, 4, 8)}
-    assert qkv == {1: 9216, 4: 2304, 8: 1280}, "8 ranks share 4 heads of keys in pairs"
+    assert qkv == {1: 9216, 4: 2304, 8: 1280}, "pairs of the 8 ranks share the 4 heads of keys"
     narrow = {weight.name: weight[1:4] for weight in MODELS["deepseek-v4.1-flash"].weights(tp=8) if weight.is_fp4}
     assert narrow == {"experts gate and up": (576, 5120, 384), "experts down": (5120, 288, 384)}
     heads = next(weight for weight in MODELS["deepseek-v4-flash"].weights(tp=2) if weight.groups == "heads")
@@ -153,7 +153,7 @@ def test_products_across_gpus_are_those_of_all_ranks_rows() -> None:
     of_fp8_gemm = [job for job in fp4 if "grouped_contiguous" in job.kernel and "fp4" in job.name]
     assert {job.config.epilogue.has_row_addresses for job in of_fp8_gemm} == {False, True}
     alone = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", max_tokens=3000, gpu="H200")}
-    assert not any(getattr(config, "epilogue", TO_D).has_row_addresses for config in alone), "nobody to send to"
+    assert not any(getattr(config, "epilogue", TO_D).has_row_addresses for config in alone), "no other rank to send to"
 
 
 def test_a_model_takes_the_kernels_that_it_has_a_use_for() -> None:
@@ -175,7 +175,7 @@ def test_layers_bring_what_sums_over_products_need() -> None:
 
 
 def test_a_filled_cache_serves_a_model_without_a_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_new_process(monkeypatch, DG_JIT_STRICT=0)  # where it is set, a log is an error
+    as_new_process(monkeypatch, DG_JIT_STRICT=0)  # if it is set, a log is an error
     compiled: list[str] = []
 
     def compile_cubin(source: str, headers: Any, *, name: str, strict: bool) -> CompiledKernel:
@@ -190,7 +190,7 @@ def test_a_filled_cache_serves_a_model_without_a_compiler(cache: Path, monkeypat
     jobs = list(dict.fromkeys(job for _, job in listed))
     assert len(compiled) == len(jobs) == len(list(cache.glob("*.kernel")))
 
-    jit._cache_of.cache_clear()  # as a new process, on a machine without NVRTC
+    jit._cache_of.cache_clear()  # a new process on a machine without NVRTC
     compiler.compiler_version.cache_clear()
     monkeypatch.setattr(compiler, "_nvrtc", no_compiler)
     monkeypatch.setattr(jit, "compile_cubin", None)

@@ -46,7 +46,7 @@ SMALL, OTHER = (select(Sizes(64, n, 7168), Output(), H200) for n in (2112, 512))
 
 
 def forget() -> None:
-    """Be as a new process."""
+    """Clear all caches, as in a new process."""
     settings.cache_clear()
     jit._cache_of.cache_clear()
     shipped.cache_clear()
@@ -55,7 +55,7 @@ def forget() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A wheel of one kernel."""
+    """Build a wheel with one kernel."""
     folder = tmp_path_factory.mktemp("kernels")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DG_JIT_CACHE_DIR", str(folder / "cache"))
@@ -67,7 +67,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which pip has installed the wheel."""
+    """Return the folder into which pip has installed the wheel."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
     subprocess.run([*command, str(folder), str(wheel)], check=True)
@@ -76,7 +76,7 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installed(cache: Path, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the kernels, in an environment that has the wheel, beside an empty cache."""
+    """Return the folder of the kernels in an environment that has the wheel; the cache is empty."""
     shutil.copytree(site, tmp_path / "site")
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.delenv("DG_JIT_STRICT", raising=False)
@@ -154,7 +154,7 @@ def test_a_wheel_may_be_as_open_as_the_package_and_no_more(
     code.write_text("")
     monkeypatch.setattr(cache_module, "__file__", str(code))
     (kernel,) = installed.glob("*.kernel")
-    for path, mode in ((code, 0o664), (installed, 0o775), (kernel, 0o664)):  # as pip leaves them under umask 002
+    for path, mode in ((code, 0o664), (installed, 0o775), (kernel, 0o664)):  # as pip sets them under umask 002
         path.chmod(mode)
     assert kernel_of(SMALL).build(SMALL).cubin
     assert "not used" not in str(doctor.examine()[5])
@@ -186,7 +186,7 @@ def test_commands_know_the_wheel(installed: Path, tmp_path: Path, monkeypatch: p
     archive = tmp_path / "kernels.tar"
     assert CliRunner().invoke(app, ["cache", "export", str(archive)]).output.startswith("1 kernels, ")
     job = precompile.Job("fp8_gemm_dense", SMALL, lambda: kernel_of(SMALL).build(SMALL))
-    assert precompile.run([job], Console(quiet=True)), "ready, though nothing new was kept"
+    assert precompile.run([job], Console(quiet=True)), "ready, although nothing new was stored"
     assert f"{installed}: 1 kernels, 0.0 MB" in str(doctor.examine()[5])
     assert "not used" not in str(doctor.examine()[5])
     monkeypatch.setattr(doctor, "compiler_version", lambda: "13.9.1 CL-1")
@@ -237,7 +237,7 @@ def made(*arguments: str) -> Any:
 
 @pytest.fixture
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Models of two kernels, and a checkout to build in."""
+    """Reduce the models to two kernels, and make a checkout to build in."""
 
     def jobs(model: str, **_: object) -> Sequence[tuple[str, precompile.Job]]:
         return [("casts", job) for job in islice(precompile.ordinary_jobs(), 2)]
@@ -245,7 +245,7 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(precompile, "jobs_of_model", jobs)
     shutil.copy(ROOT / "LICENSE", tmp_path)
     monkeypatch.setattr(ship, "ROOT", tmp_path)
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "")  # which the command sets
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", "")  # the command sets it
     forget()
     yield tmp_path
     forget()
@@ -343,7 +343,7 @@ def test_the_hubs_loader_takes_the_folder(folder: Path, tmp_path: Path) -> None:
 
 
 def steps_of(workflow: str, job: str) -> list[dict[str, Any]]:
-    """The steps of a workflow's job."""
+    """Return the steps of a workflow's job."""
     yaml = pytest.importorskip("yaml", reason="workflows are YAML: pip install PyYAML")
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text())["jobs"]
     steps: list[dict[str, Any]] = jobs[job]["steps"]

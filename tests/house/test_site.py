@@ -1,6 +1,6 @@
-"""The site is built from docs/ and its links lead somewhere; a browser cuts nothing, and words lead to users' pages.
+"""The site is built from docs/, and its links have targets; a browser cuts nothing; words lead to users' pages.
 
-The browser is a Chromium of the system, which `.ci/run` installs if it can.
+The browser is the system's Chromium, which `.ci/run` installs if it can.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import deep_gemm
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = 1400, 768, 390
 OF_SOURCE = "learn/dense", "learn/decode", "learn/grouped"
-"""Pages of whole kernels, whose lines of 120 columns scroll in their frames."""
+"""Pages of whole kernels, whose lines of 120 columns scroll inside of their frames."""
 PICTURED = "index", "vllm", "reference/products", "architecture"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LEADS_TO = {
@@ -49,19 +49,19 @@ LEADS_TO = {
     **dict.fromkeys(("CUDA out of memory", "illegal memory access", "undefined symbol"), "troubleshooting.html"),
     **dict.fromkeys(("no kernel image", "hang", "float16"), "troubleshooting.html"),
 }
-"""Words that users search, and the page that comes first."""
+"""Words that users search, and the page that must be the first result."""
 CUT = """() => [...document.querySelectorAll("pre > code")]
     .filter(code => code.scrollWidth > code.clientWidth + 1).map(code => code.innerText.slice(0, 60))"""
 OVERFLOWS = "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
 CUT_TABLES = """() => [...document.querySelectorAll(".md-typeset table")].filter(table =>
     table.rows[0].cells.length <= 4 && table.scrollWidth > table.closest(".md-typeset__scrollwrap").clientWidth + 1)
     .map(table => table.rows[0].innerText)"""
-"""Tables of at most four columns, which a telephone shows whole. Others scroll in their frames."""
+"""Tables of at most four columns that a telephone cannot show whole. Wider tables may scroll in their frames."""
 BLANK = "() => [...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
 
 
 class Page(HTMLParser):
-    """Collects a page's links, and the places in it that links may name."""
+    """Collects a page's links, and the anchors in it that links may name."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Page(HTMLParser):
         self.feed(file.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take links and names."""
+        """Collect links and names."""
         found = dict(attrs)
         self.places |= {name for name in (found.get("id"), found.get("name")) if name}
         self.links += [link for link in (found.get("href"), found.get("src")) if link]
@@ -78,7 +78,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site, built without a warning."""
+    """Build the site without a warning; return its folder."""
     for module in ("zensical", "mkdocstrings_handlers.python"):
         if not is_there(module):
             if THOROUGH:
@@ -97,7 +97,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a package around it
+    except ModuleNotFoundError:  # a package around the module is missing
         return False
 
 
@@ -138,7 +138,7 @@ def test_the_reference_shows_every_public_name(site: Path) -> None:
     ]
     assert missing == []
     made = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
-    assert "doc-module" not in made  # a folder of a function's name takes its place: its whole path is to be named
+    assert "doc-module" not in made  # a folder hides a function of the same name, so pages must use whole paths
     assert made.count("doc-object doc-function") + made.count("doc-object doc-class") == len(shown)
     assert "-&gt; Request" not in made and "&gt;&gt;&gt;" not in re.sub(r"<code>.*?</code>", "", made, flags=re.DOTALL)
 
@@ -151,7 +151,7 @@ def test_functions_that_no_page_lists_are_put_behind_others(site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    """Where a server answers with the site: a browser does not search in files."""
+    """Serve the site and return its address: a browser does not search in files."""
 
     class Silent(SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None: ...
@@ -164,9 +164,9 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A Chromium without a window."""
+    """Start a Chromium without a window."""
     if CHROMIUM is None or not is_there("playwright.sync_api"):
-        pytest.skip("pages are looked at by a Chromium of the system and Playwright, and one of them is not there")
+        pytest.skip("this test needs the system's Chromium and Playwright, and one of them is missing")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -180,7 +180,7 @@ def test_no_page_is_wider_than_the_window_and_no_diagram_is_cut(
 ) -> None:
     wrong = []
     window = browser.new_page()
-    window.route("**/search.json", lambda route: route.abort())  # each page would make its own index
+    window.route("**/search.json", lambda route: route.abort())  # otherwise each page would make its own index
     for name in {*PICTURED, *one_in(12, sorted(pages(site, ".html") - {"404"}))}:
         for width in WIDTHS:
             window.set_viewport_size({"width": width, "height": 900})
@@ -201,14 +201,14 @@ def test_no_page_is_wider_than_the_window_and_no_diagram_is_cut(
 
 @pytest.fixture(scope="module")
 def first_found(address: str, browser: Any) -> Callable[[str], str]:
-    """Search words, and give the address of the first result."""
+    """Return a function that searches for words and returns the address of the first result."""
     window = browser.new_page(viewport={"width": WIDTHS[0], "height": 900})
     window.goto(f"{address}/index.html", wait_until="networkidle")
     window.keyboard.press("Control+k")
 
     def search(words: str) -> str:
         window.get_by_role("combobox").fill("")
-        window.wait_for_selector("[role=option]", state="detached")  # else the answer may be that to the words before
+        window.wait_for_selector("[role=option]", state="detached")  # wait until the previous words' answers are gone
         window.get_by_role("combobox").fill(words)
         first = f"[role=option][aria-posinset='1'][href*='h={quote_plus(words)}']"
         found: str = window.wait_for_selector(first).get_attribute("href")
@@ -225,5 +225,5 @@ def test_the_name_of_a_function_leads_to_its_entry(first_found: Callable[[str], 
     public = sorted(set(vars(deep_gemm)["__all__"]) & script("site_hooks").SHOWN.keys())
     assert len(public) > 80
     found = {name: first_found(name).rpartition(".")[2] for name in one_in(4, public)}
-    found["experts"] = found.get("experts", "Experts").lower()  # or the module of this name, which is as good
+    found["experts"] = found.get("experts", "Experts").lower()  # the module of this name is as good
     assert found == {name: name for name in found}

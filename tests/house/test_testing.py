@@ -25,7 +25,7 @@ from deep_gemm.testing import (
     ignore_env,
 )
 
-timing = importlib.import_module("deep_gemm.testing.bench")  # the name is a function's too
+timing = importlib.import_module("deep_gemm.testing.bench")  # a function has this name too
 
 VARIABLE = "DEEP_GEMM_TEST_OF_IGNORE_ENV"
 
@@ -188,7 +188,7 @@ def test_timing_takes_the_arguments_that_callers_pass() -> None:
     inspect.signature(bench).bind(print, num_warmups=1, num_tests=2, high_precision=True)
 
 
-# The mean time of kernels, from events (name, launches, microseconds in all)
+# The mean time of kernels, from events (name, number of launches, total microseconds)
 
 GEMM, DECODE, OTHER = ("fp8_gemm_dense", 30, 600.0), ("void fp8_gemm_decode<1>()", 30, 300.0), ("fill", 60, 90.0)
 

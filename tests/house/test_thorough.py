@@ -1,4 +1,4 @@
-"""A smaller run leaves nothing out but combinations."""
+"""A smaller run leaves out only combinations."""
 
 from __future__ import annotations
 

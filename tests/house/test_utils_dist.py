@@ -1,4 +1,4 @@
-"""Groups of processes as programs of this family start them, on this machine, by Gloo."""
+"""Groups of processes on this machine, over Gloo, started as programs of this kind start theirs."""
 
 from __future__ import annotations
 

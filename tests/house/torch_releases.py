@@ -1,9 +1,9 @@
-"""Tests of all that leans on torch with other releases of it, each in an environment of its own.
+"""Run the tests of all code that depends on torch with other torch releases, each in an environment of its own.
 
     python tests/house/torch_releases.py
 
-takes the oldest torch that pyproject.toml allows and the newest that pip finds; `--versions 2.12.1` takes others. It
-downloads gigabytes, so a person runs it before a release, and CI does not. All other packages come from the
+uses the oldest torch that pyproject.toml allows and the newest that pip finds; `--versions 2.12.1` selects others. It
+downloads gigabytes, so a person runs it before a release, and CI does not. All other packages are the ones of the
 environment that runs it.
 """
 
@@ -26,17 +26,17 @@ TESTS = (
     *("hyper_connections", "nn_linear", "nn_experts", "nn_training", "distributed", "testing", "driver"),
     *("ops_check", "ops_compile", "ops_tracing"),
 )
-"""The middles of the names `tests/**/test_*.py`."""
+"""The middle parts of the names `tests/**/test_*.py`."""
 
 
 def oldest() -> str:
-    """The lower bound."""
+    """Return the lower bound of torch."""
     (bound,) = re.findall(r'^    "torch>=([\d.]+)"', oldest_release.PYPROJECT.read_text(), re.MULTILINE)
     return f"{bound}.0"
 
 
 def environment(version: str, folder: Path) -> Path:
-    """The Python of an environment with this torch ("newest" too), made now if need be."""
+    """Return the Python of an environment with this torch ("newest" too). Make the environment if it is missing."""
     target = folder / version
     python = target / "bin" / "python"
     if not (target / "made").exists():

@@ -1,8 +1,8 @@
-"""DeepSeek-V4 in a vLLM that is installed, through the plugin, on a CPU: `python vllm_on_cpu.py FOLDER fp4` (or `fp8`).
+"""Run DeepSeek-V4 in an installed vLLM by the plugin, on a CPU: `python vllm_on_cpu.py FOLDER fp4` (or `fp8`).
 
-The program writes a checkpoint's quantized weights into FOLDER, its experts in `fp4` or `fp8`, and lets vLLM load them.
-Then it compares the bits of each layer's output with this package's functions on the checkpoint's own tensors. vLLM
-takes the CPU for a Hopper GPU. The exit status is 5 if vLLM cannot be imported here.
+The program writes a checkpoint's quantized weights into FOLDER, with experts in `fp4` or `fp8`, and lets vLLM load
+them. Then it compares the bits of each layer's output with this package's functions on the checkpoint's own tensors.
+vLLM treats the CPU as a Hopper GPU. The exit status is 5 if vLLM cannot be imported here.
 """
 
 import json
@@ -23,7 +23,7 @@ from deep_gemm.integrations import vllm as plugin
 experts: Any = deep_gemm.experts
 linear: Any = deep_gemm.linear
 HIDDEN, WIDTH, HEADS, RANK, GROUPS, EXPERTS, LIMIT = 512, 256, 8, 256, 4, 4, 0.5
-RATIOS = [0, 4, 128]  # how many tokens a layer's attention compresses into one: none; with an indexer; without
+RATIOS = [0, 4, 128]  # tokens that a layer's attention compresses into one: none; with an indexer; without
 CONFIG = {
     **{"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "hidden_act": "silu", "head_dim": 512},
     **{"hidden_size": HIDDEN, "vocab_size": 256, "rms_norm_eps": 1e-6, "moe_intermediate_size": WIDTH},
@@ -49,7 +49,7 @@ FUSED |= {"attn.indexer.wq_b": ("wq_b",)}
 
 
 def checkpoint(form: str) -> dict[str, Tensor]:
-    """Draw the quantized weights and their scales, under their publisher's names."""
+    """Draw the quantized weights and their scales, under the names that their publisher uses."""
     found: dict[str, Tensor] = {}
     for i, ratio in enumerate(RATIOS):
         shapes = {f"attn.{name}": shape for name, shape in ATTENTION.items()}
@@ -68,7 +68,7 @@ def checkpoint(form: str) -> dict[str, Tensor]:
 
 
 def pretend_a_hopper() -> None:
-    """Let vLLM take this CPU for a Hopper GPU."""
+    """Make vLLM treat this CPU as a Hopper GPU."""
     nothing = type("Nothing", (), {"__init__": lambda self, *_, **__: None, "cuda_stream": 0})
     properties = SimpleNamespace(multi_processor_count=132, total_memory=80 << 30, name="H100", major=9, minor=0)
     answers = {"is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": (9, 0)}
@@ -82,7 +82,7 @@ def pretend_a_hopper() -> None:
     nvml: Any = ModuleType("vllm.third_party.pynvml")
     vars(nvml).update({f"nvml{name}": partial(lambda answer, *_: answer, answer) for name, answer in told.items()})
     nvml.NVMLError = RuntimeError
-    # vLLM may ask it for the platform while vLLM itself is imported
+    # vLLM may query this module for the platform during its import
     loader: Any = SimpleNamespace(create_module=lambda _: nvml, exec_module=lambda _: None)
     find = {nvml.__name__: ModuleSpec(nvml.__name__, loader)}
     sys.meta_path.insert(0, SimpleNamespace(find_spec=lambda name, *_: find.get(name)))
@@ -92,7 +92,7 @@ def pretend_a_hopper() -> None:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    """Let vLLM load the checkpoint, with the plugin; give its configuration and the model."""
+    """Let vLLM load the checkpoint with the plugin; return its configuration and the model."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
@@ -122,7 +122,7 @@ def compare(config: Any, model: Any, tensors: dict[str, Tensor]) -> None:
         return values, scales if values.dtype == torch.int8 else scales.float()
 
     def cast(o: Tensor, *_: object, n_groups: int, **__: object) -> tuple[Tensor, Tensor]:
-        return deep_gemm.per_token_cast_to_fp8(o.reshape(len(o), n_groups, -1), True)  # the rotation is left out
+        return deep_gemm.per_token_cast_to_fp8(o.reshape(len(o), n_groups, -1), True)  # without the rotation
 
     init_workspace_manager(torch.device("cpu"))
     of_o_proj.fused_inv_rope_fp8_quant = cast
@@ -150,7 +150,7 @@ def compare(config: Any, model: Any, tensors: dict[str, Tensor]) -> None:
         with set_forward_context(None, config):
             got = routed.quant_method.apply(routed, x, weights, ids, None, None)
         assert torch.equal(got, experts(x, ids, weights, w1, w2, limit=LIMIT)), of
-        assert not torch.equal(got, experts(x, ids, weights, w1, w2)), "the limit changes nothing"
+        assert not torch.equal(got, experts(x, ids, weights, w1, w2)), "the limit has no effect"
         kinds.add(type(routed.quant_method.moe_kernel.fused_experts).__name__)
     print(*sorted(kinds))
 

@@ -1,4 +1,4 @@
-"""Ways to break the kernels of hyper-connections, and the trials that must notice."""
+"""Mistakes in the kernels of hyper-connections, and the trials that must notice them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRIALS = [
     HcTrial(ALONE, 70, 24, 1024, 1, 4, "late_loads", num_sms=2),
     HcTrial(FEW_ROWS, 137, 24, 448, 1, 6, "slow_cta", num_sms=3),
     HcTrial(FEW_ROWS, 137, 24, 448, 1, 7, "slow_warps", num_sms=3),
-    HcTrial(FEW_ROWS, 5, 8, 64, 1, 2, "slow_cta", num_sms=3),  # CTAs without a block send at once
+    HcTrial(FEW_ROWS, 5, 8, 64, 1, 2, "slow_cta", num_sms=3),  # CTAs without a block send their sums at once
     HcTrial(FEW_ROWS, 5, 8, 64, 1, 0, "slow_warps", num_sms=3),
     HcTrial(ALONE, 5, 24, 64, 3, 0, "slow_producer", num_sms=2),  # splits without a block are written at once
 ]
@@ -28,7 +28,7 @@ TRIALS = [
 _K, _PART = "hc_prenorm.cuh", "types.cuh"
 
 MUTATIONS = [
-    # the ring, and B split within it
+    # the ring, in which B is split in two
     Mutation("slots are not waited for", _K, "      wait_until_free(shared.ring, at);\n", ""),
     Mutation("one box is announced", _K, "expect_tx(full, p.slot_bytes)", "expect_tx(full, p.slot_bytes / 2)"),
     Mutation("B is split before it has come", _K, "    wait_until_loaded(shared.ring, slot);\n", ""),
@@ -77,7 +77,7 @@ MUTATIONS = [
     Mutation("peers may not run yet", _K, "if (kClusterK > 1 && number == 0) ptx::cluster_wait();", ""),
     Mutation("all CTAs of a cluster have the same blocks", _K, "of_split.first + of_rank.first;", "of_split.first;"),
     Mutation("the last sums are given back too", _K, "  if (is_last) return;", "  if (false) return;"),
-    # the way out
+    # stores
     Mutation("rows past the last are written", _K, "has_row = row < p.m,", "has_row = true,"),
     Mutation("rows past the last are written, 8 on", _K, "has_next = row + 8 < p.m;", "has_next = true;"),
     Mutation("columns of a quad change places", _K, "st_global_f32(to, x), ptx::st_global_f32(to + 4, z)", "st_global_f32(to, z), ptx::st_global_f32(to + 4, x)"),
@@ -93,7 +93,7 @@ FEW_TRIALS = [
     HcFewTrial(_FEW, 13, 24, 192, 1, 3, is_special=True, num_sms=3),
     HcFewTrial(_FEW, 20, 24, 448, 1, 2, "slow_cta", num_sms=3),
     HcFewTrial(_FEW, 20, 24, 448, 1, 4, "slow_warps", num_sms=3),
-    HcFewTrial(_FEW, 5, 24, 64, 1, 5, "slow_cta", num_sms=3),  # CTAs without a step send at once
+    HcFewTrial(_FEW, 5, 24, 64, 1, 5, "slow_cta", num_sms=3),  # CTAs without a step send their sums at once
     HcFewTrial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 6, "slow_lanes", num_sms=4),  # CTAs that receive nothing
 ]
 
@@ -129,7 +129,7 @@ FEW_MUTATIONS = [
     Mutation("sums are added up before they have come", _F, "    ptx::mbarrier_wait_parity_cluster(&shared.received, 0);\n", ""),
     Mutation("all CTAs store the first's chunks", _F, "rank * chunks_per_cta(kSums) + i, lane,", "i, lane,"),
     Mutation("the kernel ahead is not waited for", _F, "  ptx::griddepcontrol_wait();\n", ""),
-    # the way out
+    # stores
     Mutation("rows past the last are written", _F, "has_row = row < p.m,", "has_row = true,"),
     Mutation("rows past the last are written, 8 on", _F, "has_next = row + 8 < p.m;", "has_next = true;"),
     Mutation("squares of each tile of columns", _F, "is_mine = work.row_n == 0 && lane % 4 == 0;", "is_mine = work.row_n != 0 && lane % 4 == 0;"),

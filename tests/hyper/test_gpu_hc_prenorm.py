@@ -1,4 +1,4 @@
-"""The product of hyper-connections on a GPU: right at all sizes, nothing written beside, the same bits each time."""
+"""The product of hyper-connections on a GPU: all sizes, no write outside the outputs, the same bits each time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPEATS = 20
 
 
 def guarded(a: Tensor, b: Tensor, splits: int) -> tuple[HcProblem, list[Tensor]]:
-    """A problem whose outputs lie among marks."""
+    """Return a problem whose outputs are surrounded by marks, and their memory."""
     rows = splits * len(a)
     memory = [torch.full((rows + 2, len(b)), MARK, device="cuda"), torch.full((rows + 2,), MARK, device="cuda")]
     d, sqr_sum = memory[0][1:-1].view(splits, len(a), len(b)), memory[1][1:-1].view(splits, len(a))
@@ -51,7 +51,7 @@ def check(a: Tensor, b: Tensor, splits: int = 1, config: Chosen | None = None) -
 @pytest.mark.parametrize("k", [7168, 7680, 16384, 28672])
 @pytest.mark.parametrize("m", [13, 137, 1024, 4096, 8192])
 def test_what_callers_ask_for(m: int, k: int, splits: int | None) -> None:
-    """Against torch's product in TF32, by the measure and the tolerance that callers have."""
+    """Compare with torch's product in TF32, by the measure and the tolerance that callers use."""
     torch.manual_seed(m + k)
     a, b = torch.randn(m, k, device="cuda").bfloat16(), torch.randn(24, k, device="cuda")
     p = check(a, b, splits or 1)
@@ -107,7 +107,7 @@ def test_a_graph_is_replayed_with_other_inputs(m: int) -> None:
 
 
 def test_as_a_dependent_of_the_kernel_ahead() -> None:
-    """Operands that the kernel ahead is still writing."""
+    """The kernel ahead still writes the operands when this kernel is launched."""
     a, b = operands(300, 24, 7168, device="cuda")
     right = check(a, b)
     kept, filler = a.clone(), torch.empty(1 << 28, device="cuda")

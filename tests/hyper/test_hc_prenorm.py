@@ -1,4 +1,4 @@
-"""Launches of the product of hyper-connections. The driver is a stand-in."""
+"""Launches of the product of hyper-connections, without a driver."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_gpu_without_room_gets_smaller_clusters(gpu: FakeGpu, monkeypatch: pyt
     assert gpu.last.cluster > driver.PORTABLE_CLUSTER
     for each in (kernel.KERNEL, kernel_few.KERNEL):
         monkeypatch.setattr(each, "fits", lambda config, device: False)
-    calls.RECORDS.clear()  # a GPU does not change
+    calls.RECORDS.clear()  # records assume that a GPU never changes
     call(13)
     assert gpu.last.cluster <= driver.PORTABLE_CLUSTER
 

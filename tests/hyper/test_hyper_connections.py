@@ -50,7 +50,7 @@ def test_splits_add_up_and_have_even_parts(splits: int) -> None:
 
 
 def test_values_are_rounded_to_nearest_even() -> None:
-    """Ties, and what rounding makes infinite; infinities, zeros and NaN stay."""
+    """Test ties, and numbers that rounding makes infinite. Infinities, zeros and NaN do not change."""
     unit = 2.0**-10
     largest = torch.finfo(torch.float32).max
     given = [1 + unit / 2, 1 + unit * 1.5, -1 - unit * 0.51, 1 + unit * 0.49, largest, torch.inf, -0.0, 2.0**-149]

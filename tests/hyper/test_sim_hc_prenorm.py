@@ -85,7 +85,7 @@ def test_rows_may_lie_apart() -> None:
 
 @pytest.mark.parametrize("config", [SHORT, TALL, FEW_ROWS, FEW], ids=lambda config: config.name)
 def test_no_race_changes_a_bit(config: Chosen) -> None:
-    """DeepGEMM's kernel has a race (its issues 448 and 449). Here the bits are the same under every schedule."""
+    """DeepGEMM's kernel has a race (its issues 448 and 449). Here the bits are equal under every schedule."""
     a, b = operands(137, 24, 448)
     run = partial(sim.run, compiled(config), config, a, b, 2, num_sms=3, truncate=True)
     found = [run(schedule=schedule) for schedule in one_in(3, SCHEDULES)]

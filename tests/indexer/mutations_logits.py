@@ -1,4 +1,4 @@
-"""Ways to break kernels of the indexer's logits (keys in rows, in pages; schedules), and trials that must notice."""
+"""Mistakes in the indexer's kernels (keys in rows, keys in pages, schedules), and trials that must notice them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _M, _K, _P = "fp8_mqa_logits.cuh", "fp8_paged_mqa_logits.cuh", "plan_paged_conte
 _T, _U = "logits/tiles.cuh", "logits/unit.cuh"
 _R, _S, _L = "logits/ranges.cuh", "logits/shares.cuh", "lanes.cuh"
 
-# ---- both kernels: mutations of shared sources, which each list must notice ---------------------------------------
+# ---- both kernels: mutations of shared sources, which the trials of each list must notice ------------------------
 
 _BOTH = [
     # the ring and the slots of tiles
@@ -74,7 +74,7 @@ ROWS_MUTATIONS = [
     Mutation("parity stays", _M, "count / kTileSlots % 2", "0"),
     Mutation("mbarriers are not initialized in time", _S, "  ptx::syncthreads();\n", "", everywhere=True),
     Mutation("the kernel ahead is not waited for", _M, "  ptx::griddepcontrol_wait();\n", ""),
-    # operands that are loaded
+    # loads of operands
     Mutation("keys begin elsewhere", _M, "shared.keys[at.stage], 0, key)", "shared.keys[at.stage], 0, key + 1)"),
     Mutation("scales begin elsewhere", _M, "shared.scales[at.stage], key, 0", "shared.scales[at.stage], key + 1, 0"),
     Mutation("weights of the token before", _M, "token * p.weights_pitch", "(token ? token - 1 : 0) * p.weights_pitch"),
@@ -136,7 +136,7 @@ def one_token(lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def tokens(next_n: int, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The last tokens of sequences."""
+    """Return the context lengths of the last `next_n` tokens of each sequence."""
     return tuple(tuple(max(length - next_n + 1 + t, 0) for t in range(next_n)) for length in lengths)
 
 

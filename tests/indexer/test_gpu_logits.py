@@ -1,4 +1,4 @@
-"""Logits of the indexer on a GPU: right in all forms, nothing written beside them, the same bits each time."""
+"""Logits of the indexer on a GPU: all forms, no write outside the logits, the same bits each time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 P = TypeVar("P", MqaLogits, PagedLogits)
 MARK = -1.5 * 2.0**53
-"""A number that no logit has, in FP32 and BF16."""
+"""A number that no logit equals, in FP32 and BF16."""
 FORMS = {"clean": {"clean": True}, "not clean": {}, "compressed": {"columns": 700}}
 REPEATS = 20
 
@@ -28,7 +28,7 @@ def sms() -> int:
 
 
 def guarded(p: P) -> tuple[P, torch.Tensor]:
-    """The problem with its logits inside of a larger tensor of marks."""
+    """Return the problem with its logits inside of a larger tensor of marks, and this tensor."""
     rows, pitch = p.logits.shape[0], p.logits.stride(0)
     memory = torch.full((rows + 2, pitch), MARK, dtype=p.logits.dtype, device="cuda")
     return p._replace(logits=memory[1:-1, : p.logits.shape[1]]), memory
@@ -42,7 +42,7 @@ def check(p: P) -> None:
     assert (memory[0] == MARK).all()
     assert (memory[-1] == MARK).all()
     room = memory[1:-1, p.logits.shape[1] :]
-    if isinstance(p, MqaLogits) and p.clean_logits:  # rows have room for whole blocks
+    if isinstance(p, MqaLogits) and p.clean_logits:  # rows have space for whole blocks
         assert (room[:, ROOM:] == MARK).all()
     else:
         assert (room == MARK).all()
@@ -72,7 +72,7 @@ def test_any_number_of_heads(heads: int) -> None:
 )
 @pytest.mark.parametrize("clean", [False, True])
 def test_few_tokens(shape: tuple[int, int, int, int], clean: bool) -> None:
-    """The first two are wrong in DeepGEMM 2.6.1."""
+    """DeepGEMM 2.6.1 computes the first two shapes wrong."""
     check(problem(shape, causal(*shape[:2]), clean=clean, device="cuda"))
 
 
@@ -102,7 +102,7 @@ def test_few_sms_give_the_same_bits() -> None:
 
 
 def test_logits_beyond_2_31_bytes_and_elements() -> None:
-    """The last rows lie more than 2^31 elements behind the first."""
+    """The last rows begin more than 2^31 elements after the first row."""
     tokens, keys = 4200, 520_000
     if torch.cuda.mem_get_info()[0] < 12 << 30:
         pytest.skip("needs 12 GB")
@@ -126,7 +126,7 @@ def test_logits_beyond_2_31_bytes_and_elements() -> None:
 
 
 def recorded(p: Logits) -> torch.cuda.CUDAGraph:
-    """A graph of a call that was made before."""
+    """Capture a graph of a call that ran once before."""
     compute(p)
     graph, _ = captured(compute, p)
     return graph
@@ -147,7 +147,7 @@ def test_a_graph_is_replayed_with_other_inputs() -> None:
 
 
 def test_as_a_dependent_of_the_kernel_ahead() -> None:
-    """Inputs that the kernel ahead is still writing."""
+    """The kernel ahead still writes the inputs when this kernel is launched."""
     p = problem((300, 5000, 64, 128), causal(300, 5000), clean=True, device="cuda")
     compute(p)
     right, ends = p.logits.clone(), p.ends.clone()
@@ -222,7 +222,7 @@ def test_schedules(sequences: int, next_n: int) -> None:
 
 
 def test_a_graph_is_replayed_with_other_contexts() -> None:
-    """The schedule is made outside of the graph and copied into it."""
+    """The schedule is computed outside of the graph and copied into its memory."""
     p, memory = guarded(paged_problem([[900, 800]] * 9, 2, shares=sms(), device="cuda"))
     graph = recorded(p)
     for longest in (900, 0, 1, 640):

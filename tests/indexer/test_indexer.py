@@ -1,4 +1,4 @@
-"""The indexer's logits on the CPU, and arguments refused by name before anything is written."""
+"""The indexer's logits on the CPU, and arguments that are refused by name before anything is written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FUNCTIONS = {
 
 
 def defined(logits: Tensor, given: dict[str, Any]) -> Tensor:
-    """Logits that are defined: all of keys in rows, and for keys in pages only the contexts' logits."""
+    """Return the defined logits: all logits of keys in rows; for keys in pages only the contexts' logits."""
     if given is ROWS:
         return logits
     return logits[torch.arange(logits.shape[1]) < P.contexts.reshape(-1, 1)]
@@ -94,7 +94,7 @@ def test_q_in_a_pair(kind: str) -> None:
         ((True, 0), {"clean_logits": True}),
         ((False, 9), {"clean_logits": False, "max_seqlen_k": 9}),
         ((False, 9, torch.bfloat16), {"clean_logits": False, "max_seqlen_k": 9, "logits_dtype": torch.bfloat16}),
-        ((9,), {"clean_logits": False, "max_seqlen_k": 9}),  # vLLM 0.33
+        ((9,), {"clean_logits": False, "max_seqlen_k": 9}),  # the call of vLLM 0.33
         ((9, torch.bfloat16), {"clean_logits": False, "max_seqlen_k": 9, "logits_dtype": torch.bfloat16}),
         ((9, None), {"clean_logits": False, "max_seqlen_k": 9}),
         ((0, torch.float32, None), {}),
@@ -271,20 +271,20 @@ def test_an_entry_of_a_context_that_names_no_block_is_refused(row: int, page: in
     with pytest.raises(ValueError, match=message):
         deep_gemm.fp8_paged_mqa_logits(**{**PAGES, "block_table": table})
     shorter = P.contexts.clone()
-    shorter[row] = 64 * page  # then the entry lies behind the context
+    shorter[row] = 64 * page  # the wrong entry is then behind the context
     logits = deep_gemm.fp8_paged_mqa_logits(**{**PAGES, "block_table": table, "context_lens": shorter})
     assert logits.shape == (4, 70)
 
 
 def test_entries_behind_the_longest_row_of_logits_may_be_anything() -> None:
     table = P.table.clone()
-    table[0, 1] = -1  # the second page holds keys from 64 on
+    table[0, 1] = -1  # the second page holds the keys from 64 on
     logits = deep_gemm.fp8_paged_mqa_logits(**{**PAGES, "block_table": table, "max_context_len": 64})
     assert torch.equal(logits[0], deep_gemm.fp8_paged_mqa_logits(**PAGES)[0, :64])
 
 
 def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
-    """Columns of a wider table are not contiguous: read as one block they would give other lengths."""
+    """Columns of a wider table are not contiguous. If they were read as one block, the lengths would be wrong."""
     wide = torch.zeros(2, 5, dtype=torch.int32)
     wide[:, :2] = P.contexts
     with pytest.raises(ValueError, match=r"context_lens: expected a contiguous tensor, got strides \(5, 1\)"):
@@ -295,7 +295,7 @@ def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_cache_without_blocks_is_refused_where_pages_are_read(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its logits would be whatever was in memory. The host need not read lengths for that, which a GPU has."""
+    """Without a block, the logits would be arbitrary memory. The check must not read lengths, which may be on a GPU."""
     monkeypatch.setattr(checks, "supported_device", lambda *_: None)
     good: dict[str, Any] = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in PAGES.items()}
     good["kv_cache"] = good["kv_cache"][:0]

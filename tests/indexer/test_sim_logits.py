@@ -1,4 +1,4 @@
-"""The kernels of logits in the simulator, their own sources: all forms, heads, depths, ranges, pages and contexts."""
+"""The sources of the indexer's kernels in the simulator: all forms, heads, depths, ranges, pages and contexts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_any_number_of_heads(heads: int) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [(5, 200, 32, 128), (13, 333, 64, 128)],  # shapes for which DeepGEMM 2.6.1 gives mostly wrong values
+    [(5, 200, 32, 128), (13, 333, 64, 128)],  # DeepGEMM 2.6.1 computes mostly wrong values for these
     ids=str,
 )
 @pytest.mark.parametrize("clean", [False, True])
@@ -64,7 +64,7 @@ def test_few_tokens_and_few_keys(shape: tuple[int, int, int, int], clean: bool) 
     [
         ([7, 0, 150, 9, 150], [7, 0, 150, 9, 150]),  # empty
         ([90, 120, 3, 150, 0], [10, 119, 2, 0, -5]),  # crossed
-        ([-7, 140, -9, 200, 0], [999, 2**31 - 1, 1, 300, 150]),  # beyond what there is
+        ([-7, 140, -9, 200, 0], [999, 2**31 - 1, 1, 300, 150]),  # beyond the keys
         ([5, -(2**31), 31, 32, 33], [6, 4, 33, 64, 34]),
     ],
     ids=["empty", "crossed", "beyond", "small"],
@@ -87,13 +87,13 @@ def test_any_size(tokens: int, keys: int) -> None:
 
 @pytest.mark.parametrize("num_sms", [1, 3, 7])
 def test_bits_do_not_depend_on_the_number_of_ctas(num_sms: int) -> None:
-    """Each logit has the same bits whichever CTA computes it."""
+    """Each logit has the same bits, whichever CTA computes it."""
     p = problem((37, 900, 64, 32), packed(37, 900), clean=True)
     assert torch.equal(bits(p, 2), bits(p, num_sms))
 
 
 def test_tiles_and_slots_go_round() -> None:
-    """Many tiles and blocks for each CTA."""
+    """Each CTA computes many tiles and blocks, so the rings wrap."""
     for seed in range(up_to(12, 1)):
         check(problem((60, 1500, 64, 128), causal(60, 1500)), seed=seed)
 
@@ -124,7 +124,7 @@ def test_a_nan_reaches_its_logits_and_no_others() -> None:
 @pytest.mark.parametrize("next_n", [1, 2, 3, 4])
 @pytest.mark.parametrize(("heads", "depth"), [(16, 32), (32, 64), (64, 128)])
 def test_all_forms_in_pages(heads: int, depth: int, next_n: int, page: int) -> None:
-    """Among them next_n of 3, which DeepGEMM refuses."""
+    """Test also next_n = 3, which DeepGEMM refuses."""
     contexts = [[300 - 7 * t for t in range(next_n)], [0] * next_n, [65 + t for t in range(next_n)]]
     dtype = torch.bfloat16 if (next_n + page // 32) % 2 else torch.float32
     check(paged_problem(contexts, next_n, heads, depth, page=page, dtype=dtype), seed=next_n)
@@ -146,7 +146,7 @@ def test_context_0() -> None:
 
 
 def test_pages_beyond_the_context_are_never_read() -> None:
-    """The table names a block there that is not in memory, and rows of logits go on."""
+    """Behind the context, the table names a block that is not in memory, and the rows of logits continue."""
     for page, next_n in ((32, 1), (64, 2)):
         contexts = [[1100] * next_n, [0] * next_n]
         p = paged_problem(contexts, next_n, 16, 32, page=page, columns=1160, names_last_block=True)
@@ -154,7 +154,7 @@ def test_pages_beyond_the_context_are_never_read() -> None:
 
 
 def test_many_sequences_some_without_keys() -> None:
-    """More than a warp looks at together, in shares that end in the middle of a sequence."""
+    """Test more sequences than a warp examines at a time, in shares that end in the middle of a sequence."""
     contexts = [[(i * 97) % 400 if i % 3 else 0] for i in range(75)]
     for shares in (1, 3):
         check(paged_problem(contexts, 1, 16, 32, shares=shares), seed=shares)
@@ -173,7 +173,7 @@ def test_ring_and_tables_go_round() -> None:
 
 
 def test_two_ctas_for_a_share() -> None:
-    """A schedule for half as many SMs."""
+    """The schedule was made for half as many SMs."""
     check(paged_problem([[900, 901, 902, 903], [10, 0, 300, 128]], 4, 64, 64, shares=2), num_sms=4)
     check(paged_problem([[4900, 901, 902, 903]], 4, 16, 32, page=32, shares=1), num_sms=2)
 
@@ -188,7 +188,7 @@ def test_contexts_of_sequences_alone() -> None:
 
 
 def test_contexts_beyond_the_rows_and_negative_ones() -> None:
-    """Nothing is written behind a row, whose table and logits end before its context."""
+    """Nothing may be written behind a row if the context is longer than the row's table and logits."""
     p = paged_problem([[300], [-5]], 1, 64, 32, columns=100)
     check(p)
     assert (p.logits.shape, p.logits.stride(0)) == ((2, 100), 256)
@@ -214,6 +214,6 @@ def test_schedules_without_keys(sequences: int, next_n: int) -> None:
 @pytest.mark.parametrize("next_n", [1, 4])
 @pytest.mark.parametrize("sequences", [32, 64, 96, 128])
 def test_whole_batches_without_keys_and_with_one_each(sequences: int, next_n: int) -> None:
-    """No page is read where there is no key, and no logit is written."""
+    """A sequence without a key reads no page, and writes no logit."""
     for length in (0, 1):
         check(paged_problem([[length] * next_n] * sequences, next_n, 16, 32, columns=70, shares=3), num_sms=3)

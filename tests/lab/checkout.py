@@ -1,4 +1,4 @@
-"""Lets scripts of tests/ run from a plain checkout: the package, the laboratory and all tests can be imported."""
+"""Lets scripts of tests/ run from a checkout that is not installed: they can import the package, lab/ and all tests."""
 
 from __future__ import annotations
 

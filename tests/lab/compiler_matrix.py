@@ -3,10 +3,10 @@
     python tests/lab/compiler_matrix.py --record benchmarks/results/compilers-DATE.json
 
 installs the last release of each minor version into a folder, unless it is installed already, prints a line for it, and
-tells which releases give the same machine code. `--versions 12.8.93 newest` takes others. It needs no GPU.
+reports which releases give the same machine code. `--versions 12.8.93 newest` selects others. It needs no GPU.
 
-All releases take an hour and a half of one processor. The folder keeps each kernel's outcome under a digest of its
-inputs, so a run that was stopped goes on, and the next run compiles only kernels that have changed.
+All releases take one processor an hour and a half. The folder stores each kernel's outcome under a digest of its input,
+so a new run continues a run that was stopped, and later runs compile only kernels that have changed.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from lab.gates import violations
 WHOLE: tuple[Kernel[Any], ...] = (LINEAR_DECODE, HC_PRENORM, HC_PRENORM_FEW, *ORDINARY)
 """Kernels whose configurations are all of one kind."""
 USUAL_HEADS = (8, 16, 32, 64)
-"""Numbers of the indexer's heads: models' numbers, the least, and one between."""
+"""Numbers of the indexer's heads: the numbers in models, the least, and one between them."""
 MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
 """The last release of each minor version, November 2026."""
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "nvrtc"
 AT_A_TIME = 16
-"""Kernels that are compiled between two writes of the outcomes."""
+"""How many kernels are compiled before the outcomes are written again."""
 
 
 class Case(NamedTuple):
@@ -74,7 +74,7 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A digest of all that decides the outcome, except the compiler; of headers only the included ones count."""
+        """Return a digest of all that decides the outcome except the compiler. Only included headers count."""
         decisive = (flat(self.job.source, self.job.headers), full_options(self.job.options), self.plan)
         return hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
 
@@ -85,11 +85,11 @@ class Outcome(NamedTuple):
     digest: str
     """The digest of the machine code."""
     wrong: list[str]
-    """Facts that are not as planned."""
+    """Facts about the machine code that differ from the plan."""
 
 
 def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]:
-    """Give all cases, or those that `choose` picks for each kind of product and for each other kernel."""
+    """Return all cases, or the cases that `choose` selects for each kind of product and for each other kernel."""
     of_heads = [*reachable_heads(), *reachable_skipping()]
     tall, few = ([config for config in of_heads if isinstance(config, kind)] for kind in (GemmConfig, DecodeConfig))
     of_bf16 = reachable_bf16(), reachable_bf16_rows(), reachable_bf16_depths(), reachable_bf16_sum()
@@ -109,7 +109,7 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
 
 
 def installed(version: str, folder: Path) -> tuple[str, Path]:
-    """The library of this version ("newest" too), installed now if need be, and which version it is."""
+    """Return the installed version and its library; `version` may be "newest". Install it first if it is missing."""
     target = folder / version
     if other_nvrtc.library(target) is None:
         what = other_nvrtc.package(version) + ("" if version == "newest" else f"=={version}")
@@ -117,13 +117,13 @@ def installed(version: str, folder: Path) -> tuple[str, Path]:
         subprocess.run(pip, check=True)
     library = other_nvrtc.library(target)
     if library is None:
-        raise RuntimeError(f"{target}: no libnvrtc.so in it")
+        raise RuntimeError(f"{target}: expected a folder with libnvrtc.so")
     (found,) = metadata.distributions(name=other_nvrtc.package(version), path=[str(target)])
     return found.version, library
 
 
 class Kept:
-    """The outcomes of cases with one compiler, in a file."""
+    """Stores the outcomes of cases with one compiler in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,7 +136,7 @@ class Kept:
 
 
 def outcomes(library: Path, chosen: Sequence[Case], kept: Kept, threads: int) -> list[Outcome]:
-    """Give each case's outcome with this compiler; compile the cases whose outcome is not kept."""
+    """Return each case's outcome with this compiler; compile the cases whose outcome is not stored."""
     missing = [case for case in chosen if case.key not in kept.outcomes]
     for at in range(0, len(missing), AT_A_TIME):
         some = missing[at : at + AT_A_TIME]
@@ -153,7 +153,7 @@ def outcomes(library: Path, chosen: Sequence[Case], kept: Kept, threads: int) ->
 
 
 def same_code(digests: dict[str, dict[str, str]]) -> dict[str, dict[str, int]]:
-    """For each version how many kernels have the same machine code by each of the versions before it."""
+    """For each version, count the kernels whose machine code equals the code by each earlier version."""
     versions = list(digests)
     return {
         version: {
@@ -168,12 +168,12 @@ def same_code(digests: dict[str, dict[str, str]]) -> dict[str, dict[str, int]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile all configurations with several versions of NVRTC.")
     parser.add_argument("--versions", nargs="+", default=MINORS, help='such as 12.8.93, or "newest"')
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where versions are, and what came of kernels")
-    parser.add_argument("--only", default="", help="configurations whose names contain this")
-    parser.add_argument("--digests", type=Path, help="write digests of all machine code to this file, to compare trees")
-    parser.add_argument("--sample", action="store_true", help="the part of the configurations that CI compiles")
-    parser.add_argument("--threads", type=int, default=2, help="kernels that are compiled at the same time")
-    parser.add_argument("--record", type=Path, help="write what was found to this file")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the versions and of outcomes")
+    parser.add_argument("--only", default="", help="only configurations whose names contain this text")
+    parser.add_argument("--digests", type=Path, help="write digests of all machine code to this file")
+    parser.add_argument("--sample", action="store_true", help="only the configurations that CI compiles")
+    parser.add_argument("--threads", type=int, default=2, help="the number of kernels to compile at a time")
+    parser.add_argument("--record", type=Path, help="write the findings to this file")
     options = parser.parse_args()
     chosen = [case for case in cases(sample if options.sample else list) if options.only in case.job.name]
     commit, dirty = git_state()

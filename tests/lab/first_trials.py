@@ -1,8 +1,8 @@
-"""Which trial notices a mutation: tests run it first. This saves time and decides nothing, as all others follow.
+"""Record which trial notices each mutation. Tests run this trial first to save time; if it passes, all others follow.
 
     python tests/lab/first_trials.py [-k "dense: or rows:"]
 
-runs the tests of mutations, or of some lists, in the order of the lists, and writes which trial noticed each.
+runs the tests of all mutations, or of some lists, with each list's trials in order, and stores each noticing trial.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "first_trials.json"
-"""By the module of a trial's class and the mutation's name: the trial's number, unless it is the first."""
+"""The number of the noticing trial, unless it is the first, by the module of its class and the mutation's name."""
 NOTES = "DG_NOTE_TRIALS"
-"""Names the file that tests add their outcomes to."""
+"""The environment variable that names the file to which tests add their outcomes."""
 
 KNOWN: dict[str, dict[str, int]] = json.loads(FILE.read_text())
 
 
 def first_trial(mutation: Mutation, trials: Sequence[Trial]) -> int | None:
-    """The number of the trial to begin with, if one is known."""
+    """Return the number of the trial to begin with, or None if no number is known."""
     return None if NOTES in os.environ else KNOWN.get(_of(trials), {}).get(mutation.name)
 
 
 def note(mutation: Mutation, trials: Sequence[Trial], number: int) -> None:
-    """Add an outcome to the file of notes, if there is one."""
+    """Add an outcome to the file of notes, if the environment names one."""
     if path := os.environ.get(NOTES):
         with Path(path).open("a") as file:
             file.write(json.dumps([_of(trials), mutation.name, number]) + "\n")
@@ -47,7 +47,7 @@ def _of(trials: Sequence[Trial]) -> str:
 
 
 def learned(lines: Sequence[str], known: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Update the known numbers of trials by notes."""
+    """Return the known numbers of trials, updated by the notes in `lines`."""
     found = defaultdict(dict, {module: dict(of_module) for module, of_module in known.items()})
     for module, name, number in map(json.loads, lines):
         found[module].pop(name, None)

@@ -1,11 +1,11 @@
-"""The oracle of a refactor: every launch of every configuration, as digests of the bytes that a kernel gets.
+"""The test oracle of a refactor: every launch of every configuration, as digests of the bytes that a kernel receives.
 
     python tests/lab/launches.py                    write the digests anew
-    python tests/lab/launches.py --against FOLDER   print each launch that differs from another checkout's
+    python tests/lab/launches.py --against FOLDER   print each launch that differs from another checkout's launch
 
 A launch is the kernel, its grid, cluster, threads and shared memory, and its packed parameters with their tensor maps.
-The simulator's trials draw problems by two seeds; public calls (public_launches.py) add problems for which the package
-chooses the configuration. Addresses count from the beginning of the tensors' memory.
+The simulator's trials draw problems by two seeds. Public calls (public_launches.py) add problems for which the package
+chooses the configuration. Addresses are counted from the beginning of the tensors' memory.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ FILE = Path(__file__).with_name("launch_digests.json")
 SEEDS = 0, 1
 WORD_BYTES = 8
 KINDS = [kind for kind in TRIALS if not kind.needs_ranks]
-"""Trials of several ranks run kernels by turns, apart from this."""
+"""Kinds of trials. Trials of several ranks are left out: their kernels run in turns."""
 
 
 class OverError(Exception):
-    """All launches of a trial were made."""
+    """Raised when all launches of a trial have been made."""
 
 
 class Recorder(Simulation):
-    """Notes launches instead of running them."""
+    """Records launches instead of running them."""
 
     launches: list[str]
 
     def launch(self, launched: KernelLaunch, **_: Any) -> None:
-        """Note one."""
+        """Record one launch."""
         (packed,) = launched.arguments
         assert isinstance(packed, bytes)
         kernel: Any = launched.kernel
@@ -61,12 +61,12 @@ class Recorder(Simulation):
         self.launches.append(" ".join(map(str, (*about, *spelled))))
 
     def result(self) -> Any:
-        """End the trial: nothing was computed."""
+        """End the trial, since nothing was computed."""
         raise OverError
 
 
 def launches_of(trial: Trial) -> list[str]:
-    """Give the launches of a trial, in words."""
+    """Return the launches of a trial, each as a text."""
     launches: list[str] = []
     recorder = type("Recorder", (Recorder,), {"launches": launches})
     instead = mock.patch.multiple(launcher, Simulation=recorder, compiled_for_host=_not_compiled)
@@ -80,7 +80,7 @@ def _not_compiled(kernel: Kernel[Any], config: Any) -> Any:
 
 
 def of_configurations(configs: Iterable[tuple[type[Trial], Any]] | None = None) -> Iterator[tuple[str, list[str]]]:
-    """Give each configuration's name and its launches; all of them unless some are named."""
+    """Yield each configuration's name and its launches, for `configs` or for all configurations."""
     every = ((kind, config) for kind in KINDS for config in kind.kernel.configs() if kind.takes(config))
     for kind, config in every if configs is None else configs:
         name = f"{kind.kernel.name}, {kind.__name__}: {config.name}"
@@ -88,7 +88,7 @@ def of_configurations(configs: Iterable[tuple[type[Trial], Any]] | None = None) 
 
 
 def of_calls() -> Iterator[tuple[str, list[str]]]:
-    """Give each public call's name and its launches, on two GPUs."""
+    """Yield each public call's name and its launches, on two GPUs."""
     room = public_launches.Room()
     for case in public_launches.cases():
         for gpu in (H200, H100):
@@ -96,12 +96,12 @@ def of_calls() -> Iterator[tuple[str, list[str]]]:
 
 
 def digest(launches: Iterable[str]) -> str:
-    """Shorten launches so that others have another text."""
+    """Shorten launches to a hash, which differs for other launches."""
     return hashlib.sha256("\n".join(launches).encode()).hexdigest()[:12]
 
 
 def digests() -> dict[str, dict[str, str]]:
-    """Give the digests of everything, by the kernel and its trial, or the GPU."""
+    """Return all digests, by the kernel and its trial, or by the GPU."""
     found: dict[str, dict[str, str]] = {}
     for name, launches in chain(of_configurations(), of_calls()):
         of, _, which = name.partition(": ")
@@ -110,7 +110,7 @@ def digests() -> dict[str, dict[str, str]]:
 
 
 def differences(folder: Path) -> Iterator[str]:
-    """Give the launches that differ from another checkout's, in words."""
+    """Yield the launches that differ from another checkout's launches, each as a text."""
     there = json.loads(_printed_by(folder))
     here = json.loads(_printed_by(checkout.ROOT))
     for name in sorted({*here, *there}):
@@ -126,7 +126,7 @@ def _printed_by(folder: Path) -> str:
 
 
 def main() -> None:
-    """Write digests, or compare with another checkout."""
+    """Write the digests, or compare with another checkout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="another checkout")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """The machine code of a fixed list of configurations, as digests.
 
-A refactor that claims to change no kernel shows it by the same digests; one that changes kernels writes them anew:
+A refactor that should change no kernel proves it by equal digests. After a change of kernels, write the digests anew:
 
     python tests/lab/machine_code.py
 """
@@ -143,7 +143,7 @@ SKIPPING = tuple(
 
 
 def jobs() -> list[Job]:
-    """Kernels to compile: the products above, and configurations of other kernels with every value of each field."""
+    """Return the kernels to compile: the products above, and other kernels with every value of each field."""
     found = []
     for config in (*DENSE, *GROUPED, *DECODE, *HEADS, *SKIPPING, *WHOLE_AND_BIASES):
         if isinstance(config, GemmConfig):
@@ -170,12 +170,12 @@ def jobs() -> list[Job]:
 
 
 def digest(cubin: bytes) -> str:
-    """Digest the instructions alone: a cubin also holds facts without influence on them, such as the kernel's name."""
+    """Digest the instructions alone: a cubin also holds facts that do not affect them, such as the kernel's name."""
     return hashlib.sha256(repr(sorted(text_sections(cubin).values())).encode()).hexdigest()
 
 
 def digests() -> dict[str, Any]:
-    """The file's content: the compiler, and a digest of its machine code for each configuration, before any pass."""
+    """Return the file's content: the compiler, and a digest of each configuration's machine code before any pass."""
     kernels = compile_many(jobs())
     return {"compiler": compiler_version(), "digests": {kernel.name: digest(kernel.cubin) for kernel in kernels}}
 

@@ -1,4 +1,4 @@
-"""Ways to break docs/learn/product.cuh, by mistakes once made in such kernels."""
+"""Mutations of docs/learn/product.cuh: mistakes that were once made in such kernels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""NVRTCs of other versions beside the one in use.
+"""Compile with versions of NVRTC other than the installed one.
 
-Each compiles in a process of its own, because two NVRTCs in one process may take each other's symbols.
+Each version compiles in a process of its own: two NVRTCs in one process may use each other's symbols.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from deep_gemm.core.jit.compiler import CompiledKernel
 
 OLDEST = "12.8.93"
-"""The oldest that is supported, and the last that does not interleave FFMAs."""
+"""The oldest supported version, and the last that does not interleave FFMAs."""
 HOW_TO_GET_THE_OLDEST = f'NVRTC {OLDEST} is not installed: pip install "hopper-gemm[old-nvrtc]" (88 MB)'
 
 
 def package(version: str) -> str:
-    """The package on PyPI that brings this version; "newest" is the newest of CUDA 13."""
+    """Return the name of the PyPI package with this version; "newest" is the newest of CUDA 13."""
     return "nvidia-cuda-nvrtc-cu12" if version.startswith("12.") else "nvidia-cuda-nvrtc"
 
 
 def library(folder: Path, major: str = "*") -> Path | None:
-    """Find the NVRTC library in a folder of Python packages; None if the folder has none."""
+    """Find the NVRTC library in a folder of Python packages; return None if the folder has none."""
     return next(iter(sorted(folder.glob(f"nvidia/*/lib/libnvrtc.so.{major}"))), None)
 
 
 def oldest_library() -> Path | None:
-    """The library of `OLDEST`, where the extra "old-nvrtc" brought it; None elsewhere."""
+    """Return the library of `OLDEST` if the extra "old-nvrtc" is installed, else None."""
     from importlib import metadata
 
     try:
@@ -46,7 +46,7 @@ def oldest_library() -> Path | None:
 
 
 def compile_all(nvrtc: Path, jobs: Sequence[Job], *, threads: int = 2) -> list[CompiledKernel]:
-    """Compile all jobs with this library, in their order. A job that it refuses is a RuntimeError with its log."""
+    """Compile all jobs with this library; return results in their order. A refused job raises an error with its log."""
     from deep_gemm.core.jit import ptxas_log
     from deep_gemm.core.jit.compiler import CompiledKernel, full_options
 
@@ -63,11 +63,11 @@ def compile_all(nvrtc: Path, jobs: Sequence[Job], *, threads: int = 2) -> list[C
 
 
 class _Nvrtc:
-    """The few functions of the library that are needed. The Python bindings serve only one CUDA version."""
+    """Binds the few functions of the library that are needed. The Python bindings support only one CUDA version."""
 
     def __init__(self, file: Path) -> None:
         for builtins in file.parent.glob("libnvrtc-builtins.so.*"):
-            ctypes.CDLL(str(builtins))  # some versions look for it everywhere but beside themselves
+            ctypes.CDLL(str(builtins))  # some versions search elsewhere
         self._library = ctypes.CDLL(str(file))
 
     def version(self) -> str:
@@ -76,7 +76,7 @@ class _Nvrtc:
         return f"{major.value}.{minor.value}"
 
     def compile(self, name: str, source: str, headers: dict[str, str], options: list[str]) -> tuple[bytes, bytes]:
-        """The cubin and the log."""
+        """Compile a source; return the cubin and the log."""
         program = ctypes.c_void_p()
         texts, names = _strings(headers.values()), _strings(headers)
         self._call("CreateProgram", ctypes.byref(program), source.encode(), b"k.cu", len(headers), texts, names)

@@ -1,7 +1,7 @@
-"""Note the launches of public calls: the choice of a configuration, and records for the first rows and for others.
+"""Record the launches of public calls: how they choose a configuration, and which records serve other rows.
 
 Operands share one piece of memory that is never written, so problems can be as large as models' problems. launches.py
-keeps the digests.
+stores the digests.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from deep_gemm.core.gpu import H200, Gpu
 from deep_gemm.core.params import Kind, Params
 
 ROOM, AHEAD = 1 << 31, 1 << 28
-"""Bytes of the memory, and unused bytes at its beginning, as maps may begin ahead of their tensors."""
+"""Bytes of the memory, and unused bytes at its beginning: a map may begin ahead of its tensor."""
 ALIGNMENT = 256
 ROWS, ROWS_OF_GROUPS = (1, 8, 64, 130, 512, 4096), (1, 8, 64, 300)
-"""Rows of a problem; each is followed by a call of one row more, which a record of the first may serve."""
+"""Numbers of rows. After each, a call with one row more follows, which the first call's record may serve."""
 WEIGHTS = (2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048), (576, 7168), (512, 512)
 PACKAGE = str(Path(deep_gemm.__file__).parent)
 E4M3, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 
 
 class Room:
-    """Memory that operands are taken from, one after another."""
+    """Memory that operands are allocated from, one after another."""
 
     def __init__(self) -> None:
         self.memory, self.at = torch.empty(ROOM, dtype=torch.uint8), AHEAD
 
     def take(self, *shape: int, dtype: torch.dtype = E4M3, m_major: bool = False) -> Tensor:
-        """Give a tensor in unwritten memory; `m_major`: its last two dimensions lie the other way round."""
+        """Return a tensor in unwritten memory; `m_major`: its last two dimensions are stored column by column."""
         *outer, rows, columns = shape if len(shape) > 1 else (1, *shape)
         lies = (*outer, columns, -(-rows // 4) * 4) if m_major else (*outer, rows, columns)
         count = torch.Size(lies).numel()
@@ -53,27 +53,27 @@ class Room:
         return on_gpu(x.mT[..., :rows, :] if m_major else x.view(shape))
 
     def zeros(self, *shape: int) -> Tensor:
-        """Give zeros: a layout in which all rows belong to the first group, or no group has rows."""
+        """Return zeros: a layout in which all rows belong to the first group, or in which no group has rows."""
         return self.take(*shape, dtype=torch.int32).zero_()
 
     def rows(self, *shape: int) -> tuple[Tensor, Tensor]:
-        """Values, and a scale for each row and 128 columns, as products load them."""
+        """Return values with a scale for each row and 128 columns, in the layout that products load."""
         *outer, m, k = shape
         return self.take(*shape), self.take(*outer, m, ceil_div(k, 128), dtype=FP32, m_major=True)
 
     def blocks(self, *shape: int, block: int = 128) -> tuple[Tensor, Tensor]:
-        """Values, and a scale for each block."""
+        """Return values with a scale for each block."""
         *outer, n, k = shape
         return self.take(*shape), self.take(*outer, ceil_div(n, block), ceil_div(k, block), dtype=FP32)
 
     def packed(self, *shape: int) -> tuple[Tensor, Tensor]:
-        """FP4 values, and words of their scales."""
+        """Return FP4 values and words of their scales."""
         *outer, n, k = shape
         return self.take(*outer, n, k // 2, dtype=torch.int8), self.take(*outer, n, ceil_div(k, 128), dtype=torch.int32)
 
 
 class Case(NamedTuple):
-    """A public call by operands that `make` takes from a room, for some rows."""
+    """A public call, whose operands `make` allocates from a room for a number of rows."""
 
     name: str
     make: Callable[[Room, int], Callable[[], Any]]
@@ -202,7 +202,7 @@ def cast(form: str, k: int, room: Room, m: int) -> Callable[[], Any]:
 
 
 def cases() -> Iterator[Case]:
-    """Give products in forms and shapes that their choice tells apart."""
+    """Yield products in all forms and shapes that the choice of a configuration distinguishes."""
     for n, k in WEIGHTS:
         yield Case(f"dense {n}x{k}", partial(dense, n, k, "blocks", BF16, ""))
         yield Case(f"dense {n}x{k} FP4", partial(dense, n, k, "FP4", BF16, ""))
@@ -241,15 +241,15 @@ def cases() -> Iterator[Case]:
 
 
 def spell(words: Iterable[int], params: Params, memory: Tensor, ahead: int = 0) -> list[str]:
-    """Give a launch's 64-bit words: addresses count from where `memory` begins, `made` is in memory of the package.
+    """Return a launch's 64-bit words as texts. Addresses are relative to `memory`; `made` is the package's own memory.
 
-    Maps may begin up to `ahead` bytes before the memory.
+    A map's address may be up to `ahead` bytes before the memory.
     """
     maps, pointers = (
         {params.offset(field.name) // 8 for field in params.fields if field.kind is kind}
         for kind in (Kind.MAP, Kind.POINTER)
     )
-    # The simulator's maps hold where their tensor begins too, and a list of numbers may be one of ranks' addresses.
+    # The simulator's maps also store their tensor's address, and a list of numbers may hold addresses of ranks.
     may_be_addresses = {
         params.offset(field.name) // 8 + i
         for field in params.fields
@@ -267,7 +267,7 @@ def spell(words: Iterable[int], params: Params, memory: Tensor, ahead: int = 0) 
 
 
 def spelled(launch: Launch, room: Room) -> str:
-    """Give a launch in words."""
+    """Return a launch as a text."""
     about = launch.kernel, launch.cluster, launch.is_dependent, launch.config.name, launch.grid
     words = spell(launch.words, launch.params, room.memory)
     return " ".join(map(str, (*about, *words, *sorted(map(repr, launch.maps)))))
@@ -275,7 +275,7 @@ def spelled(launch: Launch, room: Room) -> str:
 
 @contextmanager
 def on(gpu: Gpu) -> Iterator[FakeGpu]:
-    """Let calls take the path of this GPU's, up to the driver."""
+    """Make calls run as on this GPU until they reach the driver, which is a fake."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "in_force", settings.InForce())
         yield install(patch, gpu)
@@ -283,7 +283,7 @@ def on(gpu: Gpu) -> Iterator[FakeGpu]:
 
 
 def launched(gpu: Gpu, room: Room, case: Case) -> list[str]:
-    """Give the launches of a case in words, for each number of rows and for one row more."""
+    """Return the launches of a case as texts, for each number of rows and for one row more."""
     found = []
     with on(gpu) as fake:
         for rows in case.rows:
@@ -296,10 +296,10 @@ def launched(gpu: Gpu, room: Room, case: Case) -> list[str]:
 
 
 def python_calls() -> dict[str, int]:
-    """Count the package's functions that a dense product calls: the first of a weight, one like it, others of new rows.
+    """Count the package's functions that a dense product runs: a weight's first call, an equal call, calls of new rows.
 
-    A weight of another shape was multiplied before, so imports and menus of tiles do not count. Neither does replay.py,
-    whose place replay.c takes.
+    A weight of another shape was multiplied before, so imports and menus of tiles do not count. Nor does replay.py,
+    since replay.c replaces it.
     """
     room, found = Room(), {}
     other, case = islice((case for case in cases() if case.name.startswith("dense") and "FP4" not in case.name), 2)

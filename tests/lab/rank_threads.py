@@ -1,4 +1,4 @@
-"""Ranks of a group as threads of one process."""
+"""Run the ranks of a group as threads of one process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from deep_gemm.across import by_group
 
 
 class Ranks:
-    """Ranks as threads of this process, and their collectives."""
+    """Runs ranks as threads of this process, and replaces their collectives."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int) -> None:
         self.world, self.own = world, threading.local()
         self.meeting, self.sent = threading.Barrier(world, timeout=60), [()] * world
-        self.own.rank = 0  # of this thread, where it is the only rank
+        self.own.rank = 0  # for this thread, if it is the only rank
         monkeypatch.setattr(torch.distributed, "get_rank", lambda _=None: self.own.rank)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda _=None: world)
         monkeypatch.setattr(by_group, "all_gather", self.all_gather)
@@ -38,7 +38,7 @@ class Ranks:
                 each.result()
 
     def counted(self, launches: list[Launch], call: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-        """Call on all ranks at once; give what this rank's call gives, and what one rank launched, if all alike."""
+        """Call on all ranks at once; return this rank's result, and the launches of one rank if all launch the same."""
         self.meeting.wait()
         launches.clear()
         self.meeting.wait()

@@ -2,18 +2,18 @@
 
     python tests/lab/sanitized_gpu.py --out FILE            all tools over all parts, and a table
     python tests/lab/sanitized_gpu.py --tool racecheck --part logits
-    python tests/lab/sanitized_gpu.py --run logits          the problems alone, as a sanitizer runs them
+    python tests/lab/sanitized_gpu.py --run logits          only the problems, as they run under a tool
 
-Sizes are chosen so that rings go round, CTAs take several tiles, and edges are cut.
+Sizes are chosen so that rings wrap, CTAs compute several tiles, and tiles are cut at the edges.
 
-It exits with 1 unless every tool has seen every part to its end and has reported no mistake except false reports. Two
-tools would report falsely, and for each of them a run of its own shows that the explanation is right:
+The exit code is 1 unless every tool ran every part to its end and found only known false reports. Two tools report
+falsely, and for each of them a run of its own proves the explanation:
 
-- racecheck lets an mbarrier order only the threads that arrive before the threads that wait. If one lane arrives for
-  its warp, after a barrier of the warp, racecheck misses that the other lanes have finished reading. So it runs
-  kernels that are edited so that every lane arrives.
+- racecheck treats an mbarrier as an order of only the threads that arrive before the threads that wait. If one lane
+  arrives for its warp, after a barrier of the warp, racecheck does not see that the other lanes have finished reading.
+  So it runs kernels that are edited so that every lane arrives.
 - initcheck does not see TMA's stores, so it reports kernels that read a product's output. In the part "stored" it also
-  reports PyTorch's sum of an output, although it is right. (PyTorch alone also reads undefined logits, to hide them.)
+  reports PyTorch's sum of an output, although the sum is right. (PyTorch also reads undefined logits, to hide them.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 
 TOOLS = {
-    "memcheck": ("--report-api-errors", "no"),  # cuda-bindings asks for functions that this driver lacks
+    "memcheck": ("--report-api-errors", "no"),  # cuda-bindings requests functions that this driver lacks
     "racecheck": ("--racecheck-report", "all"),
     "initcheck": (),
     "synccheck": (),
@@ -51,7 +51,7 @@ PLACE = re.compile(r"^=========     (?:(?:Read|Write) Thread .* )?at (.+?)\+0x[0
 READ_WHAT_TMA_STORED = re.compile(
     r": (cast_rows|gather_weighted(_many)?|sum_slices|at::.*)$|^Warning: Error buffer overflow"
 )
-"""If such reports fill the tool's buffer, it warns once for each launch, and counts the warning too."""
+"""Reports that are explained. If they fill the tool's buffer, it warns once for each launch, and counts the warning."""
 EVERY_LANE_ARRIVES = {
     "work/rows.cuh": {
         "queue.init(kNumMathWarps + kStoringWarps + 1": "queue.init((kNumMathWarps + kStoringWarps) * 32 + 1",
@@ -113,7 +113,7 @@ def _blocks(*shape: int) -> Any:
 
 @part
 def operators() -> None:
-    """Every public function, with a few rows."""
+    """Call every public function with a few rows."""
     import ops_cases
     import torch
     from torch.utils._pytree import tree_map
@@ -259,7 +259,7 @@ def casts() -> None:
 
 @part
 def ranks() -> None:
-    """Run a node of one rank, with few routes and with many; mega MoE; kernels of rows that travel by collectives."""
+    """Run a node of one rank with few and with many routes, mega MoE, and the kernels for rows sent by collectives."""
     from unittest import mock
 
     import torch
@@ -282,7 +282,7 @@ def ranks() -> None:
             with mock.patch.multiple(torch.distributed, get_rank=lambda _: 0, get_world_size=lambda _: 1):
                 layer = Experts(experts, w1, w2, max_tokens=tokens, peer_memory=True)
             layer._peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
-            for _ in range(2):  # by tensors, and prepared
+            for _ in range(2):  # by tensors, then prepared
                 layer.decode(x, ids, weights)
             result(model.buffer(tokens), model.tokens(tokens, "cuda"), *model.weights("cuda"))
     row_of = torch.empty(tokens, topk, dtype=torch.int32, device="cuda")
@@ -297,7 +297,7 @@ def ranks() -> None:
 
 @part
 def stored() -> None:
-    """Sum a product's output: the sum is right, yet initcheck reports its reads, which confirms our explanation."""
+    """Sum a product's output. The sum is right, but initcheck must report its reads: this proves our explanation."""
     import torch
 
     import deep_gemm
@@ -308,7 +308,7 @@ def stored() -> None:
 
 
 def edited_sources() -> dict[str, str]:
-    """Edit sources: every lane arrives at mbarriers at which one lane arrives for its warp."""
+    """Edit sources so that every lane arrives at the mbarriers where one lane would arrive for its warp."""
     from deep_gemm.core.sources import cuda_sources
 
     edited = {}
@@ -328,14 +328,14 @@ def run(name: str, every_lane: bool) -> None:
 
         cuda_sources().update(edited_sources())
     tests = HERE.parent
-    sys.path[:0] = map(str, (tests.parent, tests, tests / "across", tests / "core"))  # where parts find their problems
+    sys.path[:0] = map(str, (tests.parent, tests, tests / "across", tests / "core"))  # parts import from these
     PARTS[name]()
     torch.cuda.synchronize()
     print("done", flush=True)
 
 
 def reports_of(text: str) -> dict[str, int]:
-    """Count reports that say the same of the same kernels."""
+    """Count reports, grouped by their text and kernels."""
     counts: Counter[str] = Counter()
     for report in REPORT.split(text)[1:]:
         kernels = dict.fromkeys(name.split("<")[0].removeprefix("void ") for name in PLACE.findall(report))
@@ -346,11 +346,11 @@ def reports_of(text: str) -> dict[str, int]:
 
 
 def sanitize(tool: str, name: str, seconds: float, logs: Path | None) -> dict[str, Any]:
-    """Run a part under a tool; give the tool's findings."""
+    """Run a part under a tool; return the tool's findings."""
     command = ("compute-sanitizer", "--tool", tool, *TOOLS[tool], "--print-limit", "100000", "--show-backtrace", "no")
     every_lane = ("--every-lane",) if tool == "racecheck" else ()
     given = (*command, sys.executable, __file__, "--run", name, *every_lane)
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else it knows no bounds of tensors
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # otherwise the tool knows no bounds of tensors
     start, pipe = time.monotonic(), subprocess.PIPE
     try:
         done = subprocess.run(
@@ -386,15 +386,15 @@ def judged(tool: str, name: str, finished: bool, found: int | None, reports: dic
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--run", choices=PARTS, help="run this part's problems, under no tool")
+    parser.add_argument("--run", choices=PARTS, help="run this part's problems without a tool")
     parser.add_argument("--every-lane", action="store_true", help="with --run: every lane arrives at mbarriers")
-    parser.add_argument("--tool", action="append", choices=TOOLS, help="this tool alone; may be said again")
-    parser.add_argument("--part", action="append", choices=PARTS, help="this part alone; may be said again")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="the limit of a part under a tool")
-    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="processes beside each other")
-    parser.add_argument("--logs", type=Path, help="a folder for what the tools print")
-    parser.add_argument("--out", type=Path, help="write a record into this file")
-    parser.add_argument("--commit", help="what the record calls the commit, where there is no checkout")
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="run only this tool; may be repeated")
+    parser.add_argument("--part", action="append", choices=PARTS, help="run only this part; may be repeated")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="the time limit of a part under a tool")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="the number of processes at a time")
+    parser.add_argument("--logs", type=Path, help="a folder for the tools' output")
+    parser.add_argument("--out", type=Path, help="write a record to this file")
+    parser.add_argument("--commit", help="the commit's name in the record, if this is no checkout")
     asked = parser.parse_args()
     if asked.run:
         run(asked.run, asked.every_lane)

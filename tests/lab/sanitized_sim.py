@@ -1,9 +1,9 @@
-"""Run kernels in the simulator whose C++, model and kernels, is compiled with ASan and UBSan. Needs ASan preloaded.
+"""Run kernels in the simulator, both compiled with ASan and UBSan. ASan must be preloaded.
 
     LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python tests/lab/sanitized_sim.py
 
-Every trial runs, of one configuration. At last it breaks one of them, by an index behind an array: it must not survive
-that.
+Every trial runs with one configuration. Then one kernel is broken to read past the end of an array; the process must
+end there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ WHOLE, BEHIND = "squares[row][0] + squares[row][1];", "squares[row][0] + squares
 
 def main() -> None:
     library._FLAGS = (*library._FLAGS, *FLAGS)
-    library._MODEL_FLAGS = ("-O1",)  # compiled in half the time
-    library._LIBRARIES = ()  # the sanitizers' too
+    library._MODEL_FLAGS = ("-O1",)  # compiles in half the time
+    library._LIBRARIES = ()  # links the sanitizers' libraries too
     for kind in TRIALS:
         config = next(each for each in kind.kernel.configs() if kind.takes(each))
         print(f"{kind.kernel.name} {config.name}", flush=True)

@@ -1,4 +1,4 @@
-"""Unit kernels for the simulator's tests: many bodies in one source, so that they compile once."""
+"""Unit kernels for the simulator's tests. Many cases share one source, so that they compile once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KERNEL(256, 1) cases(GRID_CONSTANT ptx::TensorMap map_in, GRID_CONSTANT ptx::Ten
 
 
 def cases_file(name: str) -> str:
-    """A file of sim_kernels/ that holds cases."""
+    """Read a file of sim_kernels/ that holds cases."""
     return (_KERNELS / name).read_text()
 
 
@@ -39,7 +39,7 @@ def case_names(cases: str) -> list[str]:
 
 
 def _found(cases: str) -> list[tuple[str, str]]:
-    """Whether each case has a barrier, and its name."""
+    """Return for each case whether it has a barrier, and its name."""
     return re.findall(r"^(BARRIER_)?CASE\((\w+)\)", cases, re.MULTILINE)
 
 

@@ -165,7 +165,7 @@ def test_cold_copy_times_grow() -> None:
 )
 def test_floors_of_groups_count_weights_of_groups_that_have_rows(shape: tuple[int, ...], floor_us: float) -> None:
     (case,) = (case for case in all_cases() if (case.kind, case.shape) == ("contiguous_uneven", shape))
-    assert case.floor_us == pytest.approx(floor_us, rel=2e-3)  # scales are counted here and were not there
+    assert case.floor_us == pytest.approx(floor_us, rel=2e-3)  # this floor counts scales, the older one did not
 
 
 def test_bytes_of_a_dense_product_and_of_a_weight_gradient() -> None:
@@ -179,7 +179,7 @@ def test_bytes_of_a_dense_product_and_of_a_weight_gradient() -> None:
 
 
 def recording(*calls: list[tuple[str, float]], leading: int = 0) -> list[KernelEvent]:
-    """The profiler's events of fills with calls between them."""
+    """Return the profiler's events for the given calls, with a fill before each."""
     events, now = [], 0.0
     for kernels in [*[[] for _ in range(leading)], *calls]:
         for name, us in [(FILL, 150.0), *kernels]:
@@ -386,7 +386,7 @@ def test_figures_that_json_cannot_hold_become_null(tmp_path: Path) -> None:
 
 
 def saved_with(path: Path, **of_first_row: Any) -> Path:
-    """Save a report whose first row has these fields instead."""
+    """Save a report whose first row has these values in place of its own."""
     made_up().save(path)
     content = json.loads(path.read_text())
     content["rows"][0].update(of_first_row)
@@ -534,7 +534,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
 
 
 def measured(folder: Path, *arguments: str, code: int = 0) -> tuple[Report, str]:
-    """Run a bench that ends with this exit code; give the results in its file, and its output."""
+    """Run a bench that ends with this exit code; return the results in its file, and its output."""
     got, output = invoke("bench", *arguments, "--out", str(folder / "result.json"))
     assert got == code, output
     return Report.load(folder / "result.json"), output
@@ -636,12 +636,12 @@ def test_a_run_measures_keeps_shows_and_plots(tmp_path: Path, monkeypatch: pytes
     assert "commit abc" in output
     assert report.header["commit"] == "abc"
     modes = [row.mode for row in report.rows]
-    assert modes == sorted(modes)  # never cold after sustained
+    assert modes == sorted(modes)  # no cold run follows a sustained one
     ours = [row for row in report.rows if row.contender == OURS]
     assert len(ours) == 2 * len(cases_of("dense", quick=True))
     assert all(row.error and row.us == 100 and len(row.kernels[0]) == 100 for row in ours if row.mode == "cold")
     refused = [row for row in report.rows if row.failed]
-    assert {row.contender for row in refused} == {BLOCKWISE, BF16}  # on a CPU neither has its kernels
+    assert {row.contender for row in refused} == {BLOCKWISE, BF16}  # a CPU has no kernels for these
     assert picture.exists()
 
 
@@ -735,7 +735,7 @@ def test_new_weights_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) 
     sizes: list[tuple[int, int]] = []
     monkeypatch.setattr("deep_gemm.gemm.api.dense.fp8_gemm_nt", lambda a, b, d: sizes.append(tuple(b[0].shape)))
     calls = host.calls_with_new_weight("cpu", count=4)
-    assert menu_of.cache_info().currsize == 0, "choosing is a part of the first call"
+    assert menu_of.cache_info().currsize == 0, "the first call includes the choice"
     for call in calls:
         call()
     assert len(set(sizes)) == len(sizes) == 5

@@ -1,4 +1,4 @@
-"""The parts of cold-timed benches that need no GPU: operands are on the CPU, and times are made up."""
+"""The parts of benches with cold timing that need no GPU: operands are on the CPU, and times are made up."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ SMALL: Mapping[str, tuple[ModuleType, Make, tuple[int, ...], tuple[str, ...]]] =
         for expr in ("bmk,bnk->mn", "bhr,hdr->bhd", "bhd,hdr->bhr")
     },
 }
-"""Works: the module of the functions that each calls, the function that makes it, its shape, its contenders."""
+"""Works: the module whose functions each work calls, the function that makes it, its shape, its contenders."""
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Calls are not timed; give how often each would have been."""
+    """Replace the timer; return a list of the numbers of times that each call would have been timed."""
     repeats: list[int] = []
 
     def cold(calls: Mapping[str, Any], flush: object, times: int) -> dict[str, tuple[Spread, tuple[str, ...]]]:
@@ -111,7 +111,7 @@ def rows_of(work: Work, *only: str) -> list[Row]:
 @pytest.mark.parametrize("name", SMALL)
 def test_each_work_is_right_and_a_wrong_one_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, make, shape, contenders = SMALL[name]
-    torch.manual_seed(1)  # with these numbers no product equals D's old values by chance
+    torch.manual_seed(1)  # with this seed, no product equals D's old values by chance
     work = make(shape, device="cpu")
     assert work.bytes > 0 and (work.operations or 0) > 0 and (work.floor_us or 0) > 0
     of_work = rows_of(work)
@@ -308,7 +308,7 @@ def test_the_rival_is_given_the_same_operands(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_a_run_needs_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert products.configurations(products.cases_of(FINE_DENSE)) == []  # without a GPU its properties are unknown
+    assert products.configurations(products.cases_of(FINE_DENSE)) == []  # without a GPU, its properties are unknown
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(products, "get_num_sms", lambda: GPUS[0].num_sms)
@@ -335,7 +335,7 @@ def test_judged_weights_are_those_of_experts_to_which_nothing_was_tuned() -> Non
     assert not judged & fp4.FITTED
     assert {case.shape[0] for case in found} == set(fp4.MS)
     weights = [case.shape[1:] for case in found]
-    assert len(set(weights)) == sum(a != b for a, b in pairwise(weights)) + 1, "those with the same weight lie together"
+    assert len(set(weights)) == sum(a != b for a, b in pairwise(weights)) + 1, "cases of one weight are neighbours"
 
 
 def test_what_the_aims_name_is_measured() -> None:
@@ -359,7 +359,7 @@ def test_the_rival_is_given_the_same_weight_once(monkeypatch: pytest.MonkeyPatch
     made: list[Any] = []
 
     class HummingLayer:
-        """The rival's layer, computed by torch."""
+        """Replaces the rival's layer; torch computes it."""
 
         def __init__(self, **said: Any) -> None:
             self.said, self.is_laid_out = said, False
@@ -480,7 +480,7 @@ def few_layer() -> few_experts.FewExperts:
 
 
 def vllm_that_answers(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    """Install modules of vLLM's names, as far as the benchmark knows them."""
+    """Install modules with the names in vLLM that the benchmark imports."""
     names = ["vllm", f"{few_experts.FUSED_MOE}.config", f"{few_experts.FUSED_MOE}.fused_moe"]
     found = {name: ModuleType(name) for name in names}
     found["vllm"].__spec__ = ModuleSpec("vllm", None)

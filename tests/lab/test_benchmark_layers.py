@@ -205,7 +205,7 @@ WORK = Work("linear", (1, 2, 3), 10, 20)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kernels: Mapping[str, list[tuple[str, float]]]) -> None:
-    """Graphs that call at once, and kernels of each contender as they are given."""
+    """Make graphs call at once, and make up the kernel events of each contender."""
 
     def recorded(
         calls: Mapping[str, Callable[[], Any]],
@@ -216,7 +216,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, kernels: Mapping[str, list[tuple[st
         while_busy()
         for call in calls.values():
             call()
-        if all(name.isdigit() for name in calls):  # steps of a chain
+        if all(name.isdigit() for name in calls):  # these are steps of a chain
             return {name: [(KernelEvent("torch", 0, 1),)] for name in calls}
         order = [name for name in calls for _ in range(repeats)]
         events = recording(*[kernels.get(name, [("other", 9.0)]) for name in order])
@@ -256,7 +256,7 @@ def test_steps_of_a_chain_tell_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     pretend(monkeypatch, {EAGER: [("torch", 5.0), ("torch", 7.0)]})
     steps = (("cast", lambda: 1), ("product", lambda: 2))
     (row,) = layers.rows_of(WORK, [Layer(EAGER, lambda: 1, steps=steps)], lambda call: (0.0, None), NoFlush())  # type: ignore[arg-type]
-    assert row.parts == {"cast": 5, "product": 8}  # with the wait of 1 us between them
+    assert row.parts == {"cast": 5, "product": 8}  # includes the wait of 1 us between them
     assert row.us == 13
 
 
@@ -265,7 +265,7 @@ def test_steps_of_a_chain_tell_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small layers on the CPU."""
+    """Make the layers small, and put them on the CPU."""
     pretend(
         monkeypatch,
         {
@@ -306,7 +306,7 @@ def test_a_run_measures_keeps_and_shows(kind: str, contenders: tuple[str, ...], 
     assert all(row.bytes for row in report.rows)
     assert f"{kind}: " in report.header["method"]
     assert f"{kind} on " in output
-    assert " 2/2  " in output  # a line for each step where there is no terminal
+    assert " 2/2  " in output  # a line for each step if the output is no terminal
     if kind == "experts":
         ours = next(row for row in report.rows if row.contender == OURS)
         assert list(ours.parts or {}) == ["routing", "cast", "product 1", "activation", "product 2", "weighted gather"]
@@ -368,7 +368,7 @@ def test_compiling_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def made_up(kind: str) -> Report:
-    """Layers that take 60 us, 100 with casts in torch, 90 in BF16; their products take 50 alone."""
+    """Make up layers that take 60 us, 100 with casts by torch, 90 in BF16; their products alone take 50 us."""
     report = Report(machine.header(kind, "made up", commit="abc"))
     report.header["machine"]["gpu"] = "NVIDIA H200"
     shapes: list[tuple[int, ...]] = list(linear.shapes_of()) if kind == "linear" else list(experts.shapes_of())
@@ -453,7 +453,7 @@ LINE = [KernelEvent("product", 0, 1500), KernelEvent("sum", 1510, 4)]
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are made and not timed."""
+    """Call each function once without timing it."""
 
     def called(call: Any, repeats: int = 10) -> Spread:
         call()
@@ -530,7 +530,7 @@ def test_work_is_that_of_three_products_of_each_weight() -> None:
 
 def test_what_runs_beside_another_kernel_counts_once_and_2_us_are_no_wait() -> None:
     events = [KernelEvent("a", 0, 10), KernelEvent("b", 5, 10), KernelEvent("c", 6, 2), KernelEvent("d", 17, 1)]
-    assert training.parts_of(events) == {"1 a": 10, "2 b": 5, "3 c": 0, "4 d": 1}  # launches that follow each other
+    assert training.parts_of(events) == {"1 a": 10, "2 b": 5, "3 c": 0, "4 d": 1}  # launches follow each other
 
 
 def test_few_shapes_are_of_both_kinds() -> None:
@@ -547,7 +547,7 @@ STEP = SHAPE[:5]
 
 @pytest.fixture
 def no_gpu_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the processes that it starts see none either
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the processes that it starts see no GPU either
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
 
@@ -575,7 +575,7 @@ def test_routes_are_different_experts_and_skew_prefers_few() -> None:
         assert routes.shape == (1000, 4)
         assert all(len(set(row)) == 4 for row in routes.tolist())
     most = [int(torch.bincount(routes.flatten(), minlength=64).max()) for routes in (even, skewed)]
-    assert most[0] < 100 and most[1] > 500  # 62.5 on average; a third of 4000 draws want the first, 1000 get it at most
+    assert most[0] < 100 and most[1] > 500  # mean 62.5; a third of 4000 draws wants the first, at most 1000 get it
     assert torch.equal(even, routes_of_all(64, 4, 500, 0, processes=2))
 
 

@@ -1,4 +1,4 @@
-"""`bench numerics`: its pieces and a quick run on the CPU, and a smoke test on a GPU."""
+"""`bench numerics`: its parts and a quick run on the CPU, and a smoke test on a GPU."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_script_writes_tables_and_a_picture(tmp_path: Path) -> None:
 
 
 LOST = {"one_big_same_step": [0, 0, 1], "one_big_same_block": [0, 0, 1], "one_big_next_block": [0, 0, 0]}
-"""Shares of small products that are lost 12, 13 and 14 powers of two below the big one."""
+"""Fractions of the small products that are lost if they are 12, 13 and 14 powers of two below the big product."""
 
 
 @pytest.mark.host_compiler
@@ -166,7 +166,7 @@ def test_the_simulated_tensor_cores_lose_what_the_page_says() -> None:
 
 @pytest.mark.gpu
 def test_errors_on_a_gpu_are_those_of_the_hardware() -> None:
-    """Sums of a block are cut off, sums of blocks are not."""
+    """Tensor cores cut off bits of the sums within a block. The sums over blocks lose no bits in this way."""
     rows = rows_of(
         [("fp8_gemm_nt", (256, 256, 1024), "normal"), ("fp8_gemm_nt_few_rows", (16, 256, 1024), "normal")], "cuda"
     )

@@ -1,4 +1,4 @@
-"""Benches of FP4 weights and fine scales, which have rivals of their own: the parts that need no GPU."""
+"""The parts of benches of FP4 weights and fine scales that need no GPU. These benches have rivals of their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RIVALS = {
     FP4_DENSE: (fp4.HUMMING, "humming-kernels is not installed: pip install humming-kernels==0.1.19"),
     FINE_DENSE: (fine.TRITON, "no transformers with a Triton kernel: pip install transformers==5.3.0"),
 }
-"""The rival from another package, and the reason why it has no time if that package is not installed."""
+"""The rival from another package, and the reason that is printed if that package is not installed."""
 OWN = {fp4: (OURS, fp4.FP8, READ), fine: (fine.USUAL, *fine.SAID, BF16)}
 """Contenders that need no other package."""
 
@@ -122,7 +122,7 @@ def test_a_run_on_a_gpu(kind: str) -> None:
     assert all(row.failed is None for row in rows if row.contender.startswith(OURS))
 
 
-# Yardsticks: they scale DeepGEMM's times of another day, and a run on another GPU shows none of these times.
+# Yardsticks scale DeepGEMM's times of another day. A run on another GPU must show none of these times.
 
 
 THAT_DAY = Yardsticks("NVIDIA H200", 256.22, 1400.71)

@@ -1,4 +1,4 @@
-"""Tables of every bench: made-up rows printed in 80 columns, and the result files that are kept."""
+"""Tables of every bench: made-up rows printed in 80 columns, and the stored result files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ LISTED: Mapping[str, Listed] = {
 """Kinds and shapes of each bench that fits 80 columns."""
 OF_FINE = {fine.USUAL: 60.0, **dict(zip(fine.SAID, (90.0, 120.0, 30.0, 180.0), strict=True)), BF16: 80.0}
 WIDE = ("casts", "attention", "hc", "bf16", "host", "numerics")
-"""Benches whose cells may be cut where a terminal has 80 columns."""
+"""Benches whose cells may be cut in a terminal of 80 columns."""
 RIVALS = {
     "casts": {OURS: 60.0, COPY: 30.0, casts.COMPILED: 90.0, EAGER: 120.0},
     "rows": {OURS: 60.0, "torch_fast": 80.0, "torch_exact": 90.0, "cutlass": 75.0, "deep_gemm_128x128": 120.0},
@@ -114,7 +114,7 @@ LINES: Mapping[str, tuple[str, ...]] = {
     "host": ("deep_gemm.fp8_gemm_nt anyx256x256 warm 60.00 59.00 61.00 1 60.00",),
     "numerics": ("fp8_gemm_nt 256x256x65536 normal float32 1.0e-02 3.0e-02 1.0e-03 1.0e-02 1.0e-02",),
 }
-"""Lines that a table has, words apart by one space."""
+"""Lines that each table must have, with single spaces between words."""
 
 
 SAME: dict[str, Any] = {"error": 0.01, "error_with_cast": 0.03, "bias": 0.001, "floor_us": 25.0, "bytes": 10**8}
@@ -189,7 +189,7 @@ KEPT = few(sorted(RESULTS_FOLDER.glob("*.json")), lambda path: path.name.split("
 def test_result_files_that_are_kept_are_printed(path: Path) -> None:
     try:
         report = Report.load(path)
-    except ValueError:  # of another tool
+    except ValueError:  # the file is another tool's
         assert path.name.split("-")[0] in ("compilers", "engines", "sanitizers", "soak", "timeline", "tune")
         return
     lines = printed(report, 160)
@@ -199,7 +199,7 @@ def test_result_files_that_are_kept_are_printed(path: Path) -> None:
     assert all(shape in text for shape in shapes) or report.kind in ("experts", "distributed")
 
 
-# Dense cases that nothing was tuned to: the rule that selects them, and the part that is judged.
+# Dense cases that no tuning used: the rule that selects them, and the part that is judged.
 
 
 def test_new_weights_meet_all_sizes_of_batch() -> None:

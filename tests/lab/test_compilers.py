@@ -1,7 +1,7 @@
-"""Compilers and bindings other than the installed ones: the oldest that are supported, and the newest released.
+"""Compilers and bindings other than the installed ones: the oldest supported and the newest released.
 
-The newest compiler comes with cuda-bindings of its own day, in an environment that lab/releases.py makes. If it is
-newer than the last one tried, failures are warnings in the summary.
+The newest compiler is installed with the cuda-bindings of its time, in an environment that lab/releases.py makes. If it
+is newer than the last compiler that was tried, failures are warnings in the summary.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ pytestmark = pytest.mark.release
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = 4
-"""Parts in which the configurations are compiled, so that workers share them."""
+"""The number of parts that the configurations are compiled in, so that workers share them."""
 
 
 @contextmanager
 def news_if_newer() -> Iterator[None]:
-    """Turn a failure into a warning if the release is newer than any that was tried."""
+    """Turn a failure into a warning if the release is newer than any release that was tried."""
     found = releases.versions()
     if found is None:
-        pytest.skip("the newest NVRTC and cuda-bindings are not installed; `make test` does it")
+        pytest.skip("the newest NVRTC and cuda-bindings are not installed; `make test` installs them")
     try:
         yield
     except (AssertionError, RuntimeError) as error:
@@ -75,7 +75,7 @@ def test_tests_of_the_driver_compiling_and_the_simulator_pass_with_the_oldest_bi
 ) -> None:
     found = oldest_release.versions()
     if found is None:
-        pytest.skip("the oldest versions are not installed; `make test` does it")
+        pytest.skip("the oldest versions are not installed; `make test` installs them")
     path = {"PYTHONPATH": f"{oldest_release.FOLDER}{os.pathsep}{ROOT}"}
     told = subprocess.run(
         [sys.executable, "-c", "import cuda.bindings, numpy; print(cuda.bindings.__version__, numpy.__version__)"],
@@ -86,7 +86,7 @@ def test_tests_of_the_driver_compiling_and_the_simulator_pass_with_the_oldest_bi
 
 
 def run_tests(python: str, names: Sequence[str], path: Mapping[str, str]) -> None:
-    """Run a part of these files of tests in another environment; an AssertionError tells what fails."""
+    """Run a part of these files of tests in another environment; raise an AssertionError that names the failures."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     if not ALL:
         environment.pop("CI", None)
@@ -156,10 +156,10 @@ def test_the_matrix_compiles_what_is_new_and_keeps_what_came_of_it(
 
 
 def test_the_record_says_that_every_minor_version_compiles_every_configuration() -> None:
-    """The newest version that was tried is the newest in the record; a new minor version belongs in both places.
+    """The record must contain the newest version that was tried; a new minor version must be added in both places.
 
-    The summary warns of kernels that have changed since the record. Other tests here try some of them with the pinned
-    compiler, the oldest and the newest, and a release tries all.
+    The summary warns of kernels that have changed since the record. Other tests compile some of these by the pinned,
+    the oldest and the newest compiler. A release compiles all of them.
     """
     newest = max((ROOT / "benchmarks" / "results").glob("compilers-20*.json"))
     record = json.loads(newest.read_text())

@@ -1,4 +1,4 @@
-"""Calls of engines: every form gives the right values on the CPU, and wheels are read as they are written."""
+"""Calls of engines: every form returns the right values on the CPU, and wheels are read in the form they have."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ PLACES = {
     "engine/a.py": "TABLE, OTHER = {}, 1\nfrom engine.deep.inside import moved\nclass Kind:\n"
     "    x: int\n    MODE = 3\n    @classmethod\n    def of(cls, x): ...\n    def run(self, x): ...\n",
 }
-"""A wheel of an engine."""
+"""The files of an engine's wheel."""
 
 
 def test_places_of_a_plugin_are_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

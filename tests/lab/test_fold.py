@@ -1,4 +1,4 @@
-"""A kernel on one page: it compiles to the kernel's machine code, or to as many of its main instructions."""
+"""A kernel on one page: it compiles to the kernel's machine code, or to equal counts of the main instructions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANY = [(CAST_ROWS, CAST_ROWS.configs()[0]), *((FP8_GEMM, config) for config in F
 
 
 def compiled(kernel: Kernel[Any], config: Any) -> tuple[str, CompiledKernel, CompiledKernel]:
-    """Give a page, its machine code and the kernel's."""
+    """Return a page, its machine code and the kernel's machine code."""
     headers = kernel.headers(config)
     text = page(kernel.source, headers)
     library = {each: headers[each] for each in headers if each.startswith(("ptx/", "types", "wgmma_shapes"))}

@@ -1,4 +1,4 @@
-"""Each gate on machine code fails for a kernel that breaks the gate's rule: only machine code tells of a spill."""
+"""Each gate on machine code fails for a kernel that breaks the gate's rule: only machine code shows a spill."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ NO_REGISTERS = {"ptx::setmaxnreg_inc<kMathRegisters>();": ""}
 
 @dataclass(frozen=True)
 class Break:
-    """A kernel that is not as planned: an edit of a source, or a configuration that the rules refuse."""
+    """A kernel that breaks its plan, by an edit of a source or by a configuration that the rules refuse."""
 
     gate: str
-    """The empty name, if gates allow it."""
+    """The gate that must fail; empty if the gates allow the kernel."""
     words: str
     """Part of the gate's message."""
     config: Any = PLAIN
@@ -160,7 +160,7 @@ BREAKS = {
     "hc_prenorm: A is not loaded": Break(
         "TMA loads as planned", "TMA loads", **HC, edits={OF_A: OF_A.replace("ptx", "if (false) ptx")}
     ),
-    # the first unit is read while its product runs
+    # the first unit's sums are read while its product still runs
     "fp8_mqa_logits: no wait": Break(
         NOTE, "C7517", **MQA, file="logits/tiles.cuh", edits={OF_LOGITS: "if (kUnit) ptx::wgmma_wait_group<0>();"}
     ),

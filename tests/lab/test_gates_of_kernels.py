@@ -1,6 +1,6 @@
 """Every kernel is compiled for the configurations that can be chosen, and its machine code follows its plan.
 
-`MORE` has the rules of single kernels beyond their plans, and `sampled` picks the configurations to try.
+`MORE` holds rules of single kernels in addition to their plans. `sampled` selects the configurations to compile.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from lab.kernels import compiled
 
 MOST_CONFIGURATIONS = {"fp8_gemm": 2050, "fp8_gemm_decode": 850}
 FEW = 12
-"""A kernel of at most this many configurations is compiled in all of them."""
+"""A kernel with at most this number of configurations is compiled for all of them."""
 ALIKE = "bf16_gemm"
-"""A kernel of more than a thousand configurations: every value of every field is enough, even before a release."""
+"""A kernel with more than a thousand configurations: every value of every field is enough, even for a release."""
 TIGHT = {"fp8_mqa_logits 8x128 bf16", "fp8_mqa_logits 8x128 bf16 compressed"}
-"""Configurations that are always compiled: these spilled, and no others did."""
+"""Configurations that are always compiled, because they are the only two that have spilled."""
 
 
 def sampled(kernel: Kernel[Any]) -> Sequence[Any]:
-    """Give configurations with each value of each field for each kind (outside of CI every second), and `TIGHT`."""
+    """Return configurations with each value of each field in each kind (every second outside of CI), and `TIGHT`."""
     configs = kernel.configs()
     if len(configs) <= FEW:
         return list(configs)
@@ -47,7 +47,7 @@ def sampled(kernel: Kernel[Any]) -> Sequence[Any]:
 
 
 def kind(config: Any) -> list[Any]:
-    """Tell a configuration's kind: the work and the epilogue of a product, the groups of a cast."""
+    """Return a configuration's kind: the work and the epilogue of a product, the groups of a cast."""
     return [getattr(config, name, None) for name in ("work", "epilogue", "groups")]
 
 
@@ -56,9 +56,9 @@ def kind(config: Any) -> list[Any]:
 
 def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     of_row = 4 if config.vector == 1 else 1
-    ways = 2 * (config.to.format != BF16)  # ways to scale a unit of rows: for ordinary values and for any
+    ways = 2 * (config.to.format != BF16)  # a unit of rows has code for ordinary values and code for any values
     is_given, is_amax = config.to == PER_TENSOR, config.to == AMAX_OF_TENSOR
-    # Whole rows: registers hold some pieces; each use of the rest is a loop: largest magnitude, values both ways.
+    # A whole row: registers hold some pieces. Each pass over the others is a loop: for the amax, and for both ways.
     loops = 0 if not config.lanes else 1 if is_given or is_amax else 1 + ways
     units = PIECES + loops if config.lanes else config.rows
     if config.activates:
@@ -67,13 +67,13 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
         stores = (PIECES + 1 if config.lanes else 1) * ways
         of_row += (
             0 if config.lanes else 1 + max(2 * ways, 1)
-        )  # first routes, and further ones for values and for scales
+        )  # the first routes, and the further routes for values and for scales
     groups = MAX_GROUPS // config.num_threads
     of_sizes = {Groups.NONE: 0, Groups.UNTIL: 1, Groups.COUNTS: groups, Groups.ENDS: 2 * groups}
     of_team = is_given + (1 + stores + 1 if config.lanes and config.to_routes else 0)
     yield found.counts["LDG"] == units * of_row + of_sizes[config.groups] + of_team, "each element is loaded once"
-    # Reciprocals and powers of two: a scale's; two for an activated element with a limit and weights and without, six
-    # where gate and up have bounds; and one where groups divide an integer.
+    # Reciprocals and powers of two: one for a scale. An activated element has two in code with a limit and weights, two
+    # in code without, six in code with bounds of gate and up. Each group divides one integer.
     elements = units * max(config.vector, 4) if config.activates else 0
     of_groups = 0 if config.groups in (Groups.NONE, Groups.UNTIL) else groups
     if not (is_given or is_amax):
@@ -82,26 +82,26 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
 
 def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     of_columns = config.grain == Grain.CHANNELS or (config.column_bytes > 0 and not turns_blocks(config))
-    # Twice: for tiles that are ordinary, and for others; a thread has the scales of two columns if they are many.
+    # Twice, in code for ordinary tiles and for others. With small blocks, a thread has the scales of two columns.
     amaxes = of_columns * 2 * (2 if config.block < SCALE_BLOCK // 2 else 1)
     loads = {8: 8, 4: 16, 1: 64}[config.vector]
-    yield found.counts["LDG"] == loads + amaxes, "each element is loaded once, and the largest of a column"
-    # A thread computes a scale for its row and one for its column, for ordinary tiles and for any.
-    yield found.counts["MUFU"] <= 8, "no element is divided, of which a thread has up to 64"
+    yield found.counts["LDG"] == loads + amaxes, "each element and each column's amax is loaded once"
+    # A thread computes one scale for its row and one for its column, in code for ordinary tiles and for any tiles.
+    yield found.counts["MUFU"] <= 8, "no element is divided; a thread has up to 64"
 
 
 def cast_of_depths(config: DepthsCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     rows = 8 if config.dtype != torch.float32 else 16
     is_at_once = config.source == Source.SILU_AT_ONCE
-    # Each row's token and weight; of SiLU gate, up and ds, for the gradient and for the activation. At once these three
-    # are copied to shared memory, and a lane loads the weight of one row.
+    # Each row's token and weight. SiLU loads gate, up and ds for the gradient and the activation. SILU_AT_ONCE copies
+    # these three to shared memory, and a lane loads the weight of one row.
     of_row = {Source.TOKENS: 2, Source.WEIGHTED: 3, Source.SILU: 2 * 3 + 1}.get(config.source, 0)
     loads = rows * of_row + is_at_once
     if config.source == Source.SILU_ROWS:
         loads = 2 * (3 + 1)  # two rows at a time
-    yield found.counts["LDG"] == loads + 2, "each element is loaded once, and two ends by each thread"
+    yield found.counts["LDG"] == loads + 2, "each element is loaded once, and each thread loads two ends"
     yield found.counts["LDGSTS"] == 3 * rows * is_at_once, "gate, up and ds are copied once"
-    # Two for each sigmoid, once for the gradient and once for the activation; at once of two rows, in a loop.
+    # Two for each sigmoid, which gradient and activation compute separately. SILU_AT_ONCE loops over pairs of rows.
     sigmoids = {Source.SILU: 2 * 64, Source.SILU_AT_ONCE: 2 * 8, Source.SILU_ROWS: 2 * 8}.get(config.source, 0)
     yield found.counts["MUFU"] <= 2 * sigmoids + 16, "no element is divided"
 
@@ -109,19 +109,19 @@ def cast_of_depths(config: DepthsCastConfig, found: KernelReport, cubin: bytes) 
 def scales(config: ScalesConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     each = config.rows * config.blocks // config.num_threads
     moves = [found.counts[opcode] for opcode in ("LDG", "STS", "LDS", "STG")]
-    yield moves == [each] * 4, "each scale is loaded, laid down, taken up and stored once"
+    yield moves == [each] * 4, "each scale is loaded once, passes shared memory once, and is stored once"
 
 
 def softmax(config: SoftmaxConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
-    numbers, others = (3, 0) if config.is_backward else (2, 2)  # a logarithm, and the quotient of the CTA's number
+    numbers, others = (3, 0) if config.is_backward else (2, 2)  # forward has a logarithm and a quotient
     yield found.counts["LDG"] == 4 + numbers, "each logit is loaded once, four at a time"
     yield found.counts["MUFU"] == 16 + others, "each logit has one exponential"
     yield found.counts["STG"] == (4 if config.is_backward else 2), "a gradient is written once, four at a time"
 
 
 def decode(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
-    # A release at a cluster's scope is a barrier for the whole GPU of half a microsecond. Zeros of padding have one.
-    yield found.counts["MEMBAR"] == (config.work is IDS), "a cluster's sums cross without a release"
+    # A release at cluster scope is a barrier for the whole GPU, half a microsecond. Only the zeros of padding need one.
+    yield found.counts["MEMBAR"] == (config.work is IDS), "a cluster's sums are sent without a release"
 
 
 def sums(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
@@ -133,10 +133,10 @@ def few_rows(config: HcFewConfig, found: KernelReport, cubin: bytes) -> Iterator
     mnemonics = [instruction.mnemonic for instruction in code.instructions]
     wait, products = mnemonics.index("ACQBULK"), mnemonics.index("HMMA")
     loads = config.ahead * (2 + config.block_n // 8 * 2)
-    yield "LDG" not in mnemonics[:wait], "rows are loaded behind the wait for the kernel ahead"
-    yield mnemonics[wait:products].count("LDG") == loads, "many are loaded at a time"
-    yield mnemonics.count("LDG") == 2 * loads, "none is loaded twice"
-    yield mnemonics.count("HMMA") == config.ahead * config.block_n // 8 * 4, "products are there once"
+    yield "LDG" not in mnemonics[:wait], "rows are loaded after the wait for the kernel ahead"
+    yield mnemonics[wait:products].count("LDG") == loads, "many rows are loaded at a time"
+    yield mnemonics.count("LDG") == 2 * loads, "no row is loaded twice"
+    yield mnemonics.count("HMMA") == config.ahead * config.block_n // 8 * 4, "the code has each product once"
 
 
 MORE: dict[str, Callable[[Any, KernelReport, bytes], Iterator[tuple[bool, str]]]] = {
@@ -175,9 +175,9 @@ def test_machine_code_is_what_was_planned(case: str) -> None:
     told = "".join(f"\n  - {problem}" for problem in problems)
     assert not problems, (
         f"{case} compiles, but its machine code is not as planned:{told}\n"
-        f"To look at it: python -m lab inspect {kernel.name} --config '{config.name}'"
+        f"To inspect it: python -m lab inspect {kernel.name} --config '{config.name}'"
     )
-    if kernel in ORDINARY and not getattr(config, "is_second", False):  # that product asks for weights early
+    if kernel in ORDINARY and not getattr(config, "is_second", False):  # the second product loads weights early
         assert_loads_nothing_early(built)
     if kernel.name in MORE:
         assert [why for holds, why in MORE[kernel.name](config, found, built.cubin) if not holds] == []

@@ -1,6 +1,6 @@
-"""Every kernel on a GPU, by its trials, in configurations that have each value of each setting, or in all.
+"""Run every kernel on a GPU by its trials, in configurations with each value of each setting, or in all of them.
 
-Problems are small, and trials use few SMs, so that each CTA has several tiles.
+Problems are small, and trials use few SMs, so that each CTA computes several tiles.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 
 def taken_by(kind: type[Trial]) -> Sequence[Any]:
-    """Configurations of a kind of trial that are tried."""
+    """Return the configurations that this kind of trial runs."""
     return sample([config for config in kind.kernel.configs() if kind.takes(config)])
 
 

@@ -1,4 +1,4 @@
-"""The wall: counts stay below their ceilings, and no commit raises one."""
+"""The wall: counts stay below their ceilings, and no commit raises a ceiling."""
 
 import ast
 import re
@@ -16,14 +16,14 @@ CUDA = "lines of CUDA in the wheel"
 
 
 def ceilings_in(text: str) -> dict[str, int]:
-    """Read the ceilings off a version of lab/house.py."""
+    """Read the ceilings from the text of a version of lab/house.py."""
     found = some(re.search(r"^CEILINGS = (\{.*?^\})", text, re.MULTILINE | re.DOTALL))
     ceilings: dict[str, int] = ast.literal_eval(found[1])
     return ceilings
 
 
 def versions() -> list[str]:
-    """Give lab/house.py as the commits since the wall have it; none without their history."""
+    """Return lab/house.py as of each commit since the wall exists; an empty list if git's history is missing."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout
@@ -48,7 +48,7 @@ def test_no_commit_raises_a_ceiling() -> None:
 def test_a_raised_ceiling_is_seen() -> None:
     lower = CEILINGS | {WHEEL: CEILINGS[WHEEL] - 1}
     assert house.raised(ceilings_in(f"CEILINGS = {{\n{str(lower)[1:-1]}\n}}\n")) == {WHEEL: 1}
-    assert house.raised({}) == {}, "a count that is new"
+    assert house.raised({}) == {}, "a new count is no raised ceiling"
 
 
 @pytest.mark.parametrize(

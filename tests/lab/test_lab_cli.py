@@ -216,7 +216,7 @@ def test_sim_prints_the_command_that_shows_a_failure_again(
 
 @pytest.mark.host_compiler
 def test_sim_tells_of_its_progress_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "seed 0 passed" not in run("sim", *SMALL, "--seeds", "2").output, "only of what takes long"
+    assert "seed 0 passed" not in run("sim", *SMALL, "--seeds", "2").output, "only slow steps print a line"
     monkeypatch.setattr(sim_command, "SECONDS_BETWEEN_LINES", 0)
     lines = run("sim", *SMALL, "--seeds", "2", "--first-seed", "3").output.splitlines()
     assert [line.split(" s ")[1].split() for line in lines if "/2" in line] == [

@@ -1,4 +1,4 @@
-"""The list of all kernels that tools loop over: none is missing, each is found by name and inspected."""
+"""The list of all kernels, which tools loop over: no kernel is missing, and each is found by name and inspected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay: every configuration, and products as callers call them, launch the same bytes as before."""
+"""Every configuration, and products in callers' forms, launch the same bytes as before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.sim.trial import Trial
 
 STORED: dict[str, dict[str, str]] = json.loads(launches.FILE.read_text())
 MOST_CALLS = {"cold": 580, "warm": 7, "new rows": 11, "another configuration": 580}
-"""Functions of the package that a call in Python may take. They fall, or stay."""
+"""The largest number of the package's functions that a call in Python may run. These numbers may only fall."""
 WHERE_INTENDED = (
     "another launch than before. `python tests/lab/launches.py --against FOLDER` shows both, if FOLDER has the commit "
     "before; where it is intended, `python tests/lab/launches.py` stores the new digests"
@@ -74,5 +74,5 @@ def test_a_changed_launch_has_another_digest(change: str, monkeypatch: pytest.Mo
 
 
 def test_calls_take_no_more_python_than_they_did() -> None:
-    python_calls()  # imports
+    python_calls()  # the first calls import modules
     assert {name: number for name, number in python_calls().items() if number > MOST_CALLS[name]} == {}

@@ -1,4 +1,4 @@
-"""docs/learn: its code is from the files, its outputs are what commands print, and its kernels compile and run."""
+"""docs/learn: its code is in files, its outputs are printed by commands, and its kernels compile and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay: the machine code of a fixed list of configurations has not changed."""
+"""The machine code of a fixed list of configurations has not changed."""
 
 from __future__ import annotations
 

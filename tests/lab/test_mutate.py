@@ -1,4 +1,4 @@
-"""The runner of mutations: its verdicts; the docs name every list, and every mutation finds the text that it breaks."""
+"""The runner of mutations: its verdicts; docs that name every list; and every mutation finds the text to replace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = TESTS.parent
 
 @dataclass(frozen=True)
 class TextTrial(Trial):
-    """Stands in for a kernel's trial: the text decides how a run ends."""
+    """Replaces a kernel's trial; a text decides how its run ends."""
 
     config: str = "small"
 
@@ -104,7 +104,7 @@ def test_the_documentation_names_each_list_of_mutations() -> None:
 
 @pytest.mark.parametrize("module", sorted(path.stem for path in TESTS.rglob("mutations_*.py")))
 def test_every_mutation_finds_the_text_that_it_breaks(module: str) -> None:
-    """CI runs a part of each list, so without this check a mutation of changed text could stay unnoticed for long."""
+    """CI runs only a part of each list. Without this check, a mutation whose text has changed could stay unnoticed."""
     lists = vars(importlib.import_module(module))
     names = [name for name in lists if name.endswith("MUTATIONS")]
     assert names

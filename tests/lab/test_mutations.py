@@ -1,7 +1,7 @@
-"""The simulator notices every way to break a kernel that the lists in `tests/**/mutations_*.py` hold.
+"""The simulator notices every mutation of a kernel in the lists of `tests/**/mutations_*.py`.
 
-A list is data: `MUTATIONS` and `TRIALS`, or several pairs, such as `PLAN_MUTATIONS` and `PLAN_TRIALS`; pairs may share
-`TRIALS`. `-k "dense:"` runs the mutations of one.
+A list is data: `MUTATIONS` and `TRIALS`, or several pairs, such as `PLAN_MUTATIONS` and `PLAN_TRIALS`. Pairs may share
+`TRIALS`. `-k "dense:"` runs the mutations of one list.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.host_compiler
 
 LISTS: dict[str, list[Mutation]] = {}
 TRIALS_OF: dict[str, list[Any]] = {}
-"""By the name of a list: its trials; for each mutation of the list one of them must notice."""
+"""The trials of each list, by its name. For each mutation of the list, one of these trials must notice it."""
 UNBROKEN: dict[str, Any] = {}
-"""Trials that the unbroken kernel is to pass: one in 8 in CI, fewer elsewhere."""
+"""Trials that the unbroken kernel must pass: one in 8 in CI, fewer elsewhere."""
 
 for path in sorted(Path(__file__).parents[1].rglob("mutations_*.py")):
     module, stem = vars(importlib.import_module(path.stem)), path.stem.removeprefix("mutations_")

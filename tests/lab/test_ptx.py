@@ -1,4 +1,4 @@
-"""The wrappers of PTX instructions: every one assembles for sm_90a, and the simulator has every one."""
+"""The wrappers of PTX instructions: each wrapper assembles for sm_90a, and the simulator has each of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compile_all(n: int, *, shapes: Iterable[int] | None = None) -> tuple[bytes, 
 
 
 def wrapper_names() -> list[str]:
-    """Every function in `ptx/`."""
+    """Return the names of all functions in `ptx/`."""
     text = "\n".join(path.read_text() for path in sorted((PACKAGE / "core" / "ptx").glob("*.cuh")))
     made = re.findall(r'^PTX_\w+\((?:.*?"\w", )?(\w+), ', text, re.MULTILINE)
     return sorted({*made, *re.findall(r"^DEVICE \S+&? (\w+)\(", text, re.MULTILINE)})

@@ -29,9 +29,9 @@ def run(name: str, **options: Any) -> torch.Tensor:
 
 
 def unswizzled(words: torch.Tensor, span_bytes: int) -> torch.Tensor:
-    """Put swizzled words of shared memory in the order in which TMA's rows hold them.
+    """Put swizzled words of shared memory in the order of the rows that TMA loaded.
 
-    (PTX ISA, "Swizzling Modes": 16-byte chunks trade places within the span, by the number of their 128-byte line.)
+    (PTX ISA, "Swizzling Modes": 16-byte chunks are exchanged within the span, by the index of their 128-byte line.)
     """
     at = torch.arange(words.numel())
     chunk = at // 4
@@ -63,7 +63,7 @@ def test_dimensions_beyond_the_second_select_and_clip() -> None:
 
 
 def test_addresses_wrap_at_64_bits_while_bounds_are_checked_by_dimension() -> None:
-    """2**25 steps of 2**39 bytes lead back to the start; kernels use this to move a tensor's end."""
+    """2**25 steps of 2**39 bytes wrap to the start. Kernels use this to move a tensor's end."""
     wrapping = TensorMap(FP32, (32, 64, 2**32), (128, 2**39), (32, 8, 1))
     assert torch.equal(run("load_3d", in_map=wrapping, x=2**25)[:256].reshape(8, 32), ALL[8:16])
     with pytest.raises(SimulationError, match="out of bounds"):
@@ -98,8 +98,8 @@ def test_reducing_stores_of_two_blocks_add_up(seed: int) -> None:
 
 def test_having_been_read_is_not_having_been_written() -> None:
     out = run("store_then_read", schedule="late_stores")
-    assert out[2047].isnan(), "what the thread found"
-    assert out[0] == 7, "what is there in the end"
+    assert out[2047].isnan(), "the value that the thread read"
+    assert out[0] == 7, "the value in the end"
 
 
 # ---- WGMMA
@@ -135,7 +135,7 @@ def test_a_compiler_that_cannot_fill_registers_is_not_asked_to(
 
 
 def fp8_words() -> torch.Tensor:
-    values = torch.randn(8192, generator=torch.Generator().manual_seed(1)).abs() * 2  # positive: nothing cancels
+    values = torch.randn(8192, generator=torch.Generator().manual_seed(1)).abs() * 2  # positive, so nothing cancels
     return values.to(torch.float8_e4m3fn).view(torch.float32)
 
 
@@ -149,7 +149,7 @@ def test_products_are_exact_to_fp32_by_default() -> None:
 
 
 def test_truncated_accumulation_needs_a_second_level() -> None:
-    """4096 deep with Hopper's few bits: promoting every 128 into FP32 is what keeps the error small."""
+    """With k = 4096 and Hopper's few bits, the error stays small only if each 128 of k is promoted to FP32."""
     right = accumulated(False, False).double()
     one = float(((accumulated(True, True).double() - right) / right).abs().mean())
     two = float(((accumulated(False, True).double() - right) / right).abs().mean())
@@ -168,7 +168,7 @@ def test_lanes_of_a_warp_agree(seed: int) -> None:
 
 
 def test_stmatrix_places_the_fragments_of_each_lane() -> None:
-    # Row by row of each matrix, four words a row: lane after lane.
+    # Each matrix is stored row by row, with four words in a row: one lane's word after the other.
     assert run("matrices")[:128].tolist() == [matrix * 100 + lane for matrix in range(4) for lane in range(32)]
 
 
@@ -183,7 +183,7 @@ def test_conversions_round_to_nearest_even_and_keep_nan() -> None:
 @pytest.mark.parametrize("schedule", ["even", "late_stores"])
 def test_what_is_sent_by_st_async_is_poison_until_its_mbarrier_was_waited_for(schedule: str) -> None:
     out = run("async_exchange", num_sms=2, cluster_size=2, schedule=schedule)
-    assert out[:4].isnan().all(), "neither what was there before, which is overwritten, nor what comes"
+    assert out[:4].isnan().all(), "neither the value before, which is overwritten, nor the new value"
     assert out[4:8].tolist() == [1, 2, 3, 4]
 
 
@@ -221,7 +221,7 @@ def test_a_grid_larger_than_the_gpu_runs_in_waves_of_clusters() -> None:
     ranks, turns = out[:20].reshape(10, 2).T.tolist()
     assert ranks == [0, 1] * 5
     assert sorted(turns) == list(range(10))
-    assert all(turn >= (i // 2 - 1) * 2 for i, turn in enumerate(turns)), "two clusters at a time"
+    assert all(turn >= (i // 2 - 1) * 2 for i, turn in enumerate(turns)), "two clusters run at a time"
     assert out[20:].isnan().all()
 
 

@@ -1,4 +1,4 @@
-"""Without g++, tests that need it skip and say so, CI fails, and the simulator names the missing compiler."""
+"""Without g++, tests that need it are skipped with a message, CI fails, and the simulator names the compiler."""
 
 from __future__ import annotations
 

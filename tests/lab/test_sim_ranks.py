@@ -1,4 +1,4 @@
-"""Several ranks in the simulator: words passed on rightly arrive, and each wrong way to pass them is noticed."""
+"""Several ranks in the simulator: words that are passed correctly arrive; each wrong way to pass them is noticed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compiled(old: str = "", new: str = "") -> HostKernel:
 def passed(
     kernel: HostKernel, seed: int, ranks: int = 2, calls: int = 1, max_steps: int = 400_000, comes: int | None = None
 ) -> list[torch.Tensor]:
-    """Give the words that each rank copied in its last call. Each call of a rank has memory of its own."""
+    """Return the words that each rank copied in its last call. Each call of a rank has memory of its own."""
     buffers = {}
     for rank in range(ranks):
         for call in range(calls):
@@ -92,10 +92,10 @@ def test_words_that_come_behind_their_flag_are_noticed(old: str, new: str) -> No
                 torch.equal(got, right(rank, 2, 0)) for rank, got in enumerate(passed(compiled(old, new), seed))
             ):
                 return
-        except SimulationError as error:  # words arrived after the acquire, but before their reader read them
+        except SimulationError as error:  # the words arrived after the acquire, but before their reader read them
             assert "no acquire of a flag of that rank lies in between" in error.what
             return
-    raise AssertionError("every run gave what is right")
+    raise AssertionError("every run gave the right words")
 
 
 def test_a_load_without_acquire_names_who_wrote() -> None:

@@ -1,4 +1,4 @@
-"""The simulator's comparison accepts rounding, judged for each element by itself, and no other difference."""
+"""The simulator's comparison accepts rounding, which it judges for each element by itself, and no other difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M, N, K = 24, 136, 400
 
 
 def solved(dtype: torch.dtype, with_c: bool = False) -> tuple[Problem, Tensor]:
-    """Make a problem whose elements have very different sizes, and the reference's result."""
+    """Make a problem whose elements differ greatly in size, and compute the reference's result."""
     g = torch.Generator().manual_seed(1)
     a = random_fp8((M, K), g), random_scales((M, 4), g, -20, 4)
     b = random_fp8((N, K), g), random_scales((2, 4), g, -20, 4)
@@ -27,7 +27,7 @@ def solved(dtype: torch.dtype, with_c: bool = False) -> tuple[Problem, Tensor]:
 
 
 def in_steps(p: Problem) -> Tensor:
-    """The product as the simulator computes it: 32 products exactly, each step of a block rounded to FP32."""
+    """Compute the product as the simulator does: each step adds 32 exact products, and its sum is rounded to FP32."""
     acc = torch.zeros(M, N, dtype=torch.float64)
     for block in range(4):
         partial = torch.zeros(M, N, dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_another_order_of_rounding_is_right(dtype: torch.dtype, with_c: bool) ->
 @pytest.mark.parametrize("with_c", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_single_small_element_that_is_wrong_is_found(dtype: torch.dtype, with_c: bool) -> None:
-    """Wrong by one part in 50 in a row of small elements, which is little beside the largest of all."""
+    """The element is wrong by one part in 50. Its row holds small elements, so this is little beside the largest."""
     p, right = solved(dtype, with_c)
     i = int(right.abs().amax(1).argmin())
     j = int(right[i].abs().argmax())
@@ -67,7 +67,7 @@ def test_a_single_small_element_that_is_wrong_is_found(dtype: torch.dtype, with_
 def test_bf16_may_be_one_unit_away_but_not_two() -> None:
     p, right = solved(torch.bfloat16)
     allowed = allowed_difference(p, right, EXACT_STEPS)
-    # Elements that are not much smaller than their terms, so that the unit is nearly all that is allowed.
+    # These elements are about as large as their terms, so the unit is nearly all of the allowed difference.
     unit = right.double().abs().log2().floor().exp2() * 2.0**-7
     plain = allowed < 1.1 * unit
     assert plain.double().mean() > 0.9

@@ -1,4 +1,4 @@
-"""The simulator's own C++, and kernels as it compiles them, under ASan and UBSan."""
+"""The simulator's own C++, and kernels that it compiles, under ASan and UBSan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_whole_kernels_pass_and_an_index_behind_an_array_is_found() -> None:
     library = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(library).is_absolute():
         pytest.skip("g++ has no ASan here")
-    # Python keeps memory until its end, and fibers leave their stacks in ways that only look like use after return.
+    # Python frees memory only at its end, and fibers leave their stacks in ways that ASan takes for use after return.
     options = "detect_leaks=0:detect_stack_use_after_return=0"
     environment = {**os.environ, "LD_PRELOAD": library, "ASAN_OPTIONS": options}
     command = (sys.executable, str(SCRIPT))

@@ -1,4 +1,4 @@
-"""The soak passes right products, and finds planted faults: wrong values, stray writes, errors not raised."""
+"""The soak passes correct products, and finds planted faults: wrong values, stray writes, errors not raised."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_a_problem_is_told_by_what_was_drawn_for_it() -> None:
 
 
 def test_every_product_cast_and_layer_has_a_kind() -> None:
-    """Or another name of it has."""
+    """A function also passes if another name of the same function has a kind."""
     named = set(re.findall(r"\w+", "".join(path.read_text() for path in KINDS_FOLDER.glob("*.py"))))
     computes = re.compile(
         "fp8_|bf16_|m_grouped|k_grouped|tf32|einsum$|linear$|experts$|silu|gather|expert_rows|per_|cast_both"
     )
     tried = {id(getattr(deep_gemm, name)) for name in vars(deep_gemm)["__all__"] if name in named}
-    # A name that takes scales of FP4 calls one that does not, or is one.
+    # A name that takes FP4 scales either calls the name without them, or is the same function.
     names = {name for name in vars(deep_gemm)["__all__"] if computes.match(name)} - MADE_OF_OTHERS
     missing = {
         name
@@ -78,7 +78,7 @@ def test_every_product_cast_and_layer_has_a_kind() -> None:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, Tensor], Any], after: int = 0) -> Attempt:
-    """Give the soak's findings if dense products apply `fault` to A and D, after the first `after` calls."""
+    """Run the soak with dense products that apply `fault` to A and D after the first `after` calls; return findings."""
     calls = 0
 
     def broken(product: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +115,7 @@ def first_failure(kind: type[Trial], most: int = 10) -> Attempt:
 
 
 def before_and_behind(d: Tensor) -> list[Tensor]:
-    """The elements next to a result in memory."""
+    """Return the elements before and behind a result in memory."""
     span = (d.shape[0] - 1) * d.stride(0) + d.shape[1]
     return [d.as_strided((1,), (1,), d.storage_offset() + at) for at in (-1, span)]
 

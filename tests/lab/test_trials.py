@@ -1,4 +1,4 @@
-"""Every kernel of the package has trials in the simulator, and computes the problems that they draw right."""
+"""Every kernel of the package has trials in the simulator, and computes the problems that they draw correctly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_configuration_without_a_trial_is_refused_in_words(monkeypatch: pytest
 
 
 def taken_by(kind: type[Trial]) -> Sequence[Any]:
-    """Configurations of a kind of trial: few from all over the list."""
+    """Return a few configurations of a kind of trial, from all parts of the list."""
     configs = [config for config in kind.kernel.configs() if kind.takes(config)]
     return configs[:: ceil_div(len(configs), up_to(3, 1))]
 

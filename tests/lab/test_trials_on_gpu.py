@@ -1,4 +1,4 @@
-"""Trials in a GPU's memory, without a GPU: it lies on the CPU, and the driver's launches go to the simulator."""
+"""Trials in a GPU's memory, without a GPU: the memory is on the CPU, and the driver's launches run in the simulator."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from lab.sim.trials import TRIALS
 pytestmark = pytest.mark.host_compiler
 
 DEVICE = "cpu:0"
-"""The CPU by a name that is not the simulator's."""
+"""The CPU, by another name than the simulator uses."""
 ON_GPU = [kind for kind in TRIALS if not kind.needs_ranks]
 SCALES = ScalesTrial.drawn(lay_scales.CONFIG, 0)
 
 
 class TwoDevices(TorchFunctionMode):
-    """Raises, as torch does on a GPU, if an operation takes tensors of `DEVICE` and of the host.
+    """Raises an error, as torch does on a GPU, if an operation gets tensors of `DEVICE` and of the host.
 
-    Both lie on the CPU, so tensors of `DEVICE` are marked: those made or copied there, and all that is made of them.
+    Both devices are the CPU, so tensors of `DEVICE` have a mark: tensors made or copied there, and results of these.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, keep the marks, and answer for a tensor's device."""
+        """Call `func`, pass on the marks, and answer queries for a tensor's device."""
         given = list(tree_iter((args, kwargs)))
         tensors = [x for x in given if isinstance(x, Tensor)]
         marked = [hasattr(x, "is_marked") for x in tensors]
@@ -53,7 +53,7 @@ class TwoDevices(TorchFunctionMode):
             return torch.device(DEVICE if marked[0] else "cpu")
         named = [str(x) for x in given if isinstance(x, (str, torch.device))]
         to_host, to_device = "cpu" in named or func is Tensor.cpu, DEVICE in named
-        indexed = func is Tensor.__getitem__ and marked[0]  # by indices of the host too, and numbers go everywhere
+        indexed = func is Tensor.__getitem__ and marked[0]  # the host's indices are allowed too, and numbers everywhere
         may_mix = to_host or to_device or indexed or func is Tensor.copy_
         devices = {mark for x, mark in zip(tensors, marked, strict=True) if mark or x.dim()}
         if (len(devices) > 1 and not may_mix) or (func is Tensor.numpy and marked[0]):
@@ -68,7 +68,7 @@ class TwoDevices(TorchFunctionMode):
 
 
 class InSimulator(FakeLauncher):
-    """The driver's launcher of a kernel, which runs it in the simulator."""
+    """Replaces the driver's launcher of a kernel, and runs the kernel in the simulator."""
 
     def __init__(self, simulation: Simulation, kernel: Kernel[Any], config: Config) -> None:
         super().__init__(FakeGpu(), kernel, config, is_dependent=False)
@@ -85,7 +85,7 @@ class InSimulator(FakeLauncher):
 
 @pytest.fixture(autouse=True)
 def driver_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Launch in the simulator, on the memory that was made last."""
+    """Launch kernels in the simulator, on the memory that was made last."""
     sms = SimpleNamespace(multi_processor_count=6)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: sms)
     monkeypatch.setattr(Kernel, "loaded", lambda kernel, config, _: (kernel, config))
@@ -135,7 +135,7 @@ def test_every_kernel_but_those_of_several_ranks_has_a_trial_for_a_gpu() -> None
 
 @pytest.mark.parametrize(("name", "at"), [("sf", 0), ("out", -1)])
 def test_a_write_beside_the_outputs_is_found(name: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write to an input, or to the byte ahead of an output."""
+    """Write to an input, or to the byte before an output."""
     result = GpuMemory.result
 
     def stray(memory: GpuMemory) -> Any:
@@ -161,7 +161,7 @@ def test_launches_are_repeated(driver_of_the_simulator: list[GpuMemory]) -> None
 
 @pytest.fixture
 def profiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profiler that sees each fill, copy and launch, which takes longer by 1 us each time."""
+    """Replace the profiler by one that records each fill, copy and launch. Each launch takes 1 us more than before."""
     seen: list[KernelEvent] = []
 
     def see(name: str, us: float) -> None:

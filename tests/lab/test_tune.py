@@ -1,4 +1,4 @@
-"""Contests of tiles, which the heuristics' tests hold on a GPU: tiles that are timed, rounds, and judged tiles."""
+"""Contests of tiles, which the heuristics' tests run on a GPU: tiles that are timed, rounds, and judged tiles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Times = dict[str, tuple[Spread, tuple[str, ...]]]
 
 
 class Clock:
-    """Made-up times: every call is made once, and takes 10 us unless `us` has another time for its tile."""
+    """Makes up times: every call is made once, and takes 10 us unless `us` holds another time for its tile."""
 
     def __init__(self) -> None:
         self.us: dict[str, float] = {}

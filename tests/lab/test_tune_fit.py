@@ -1,4 +1,4 @@
-"""`python -m lab tune --fit`: constants from result files, and how choices by them are judged."""
+"""`python -m lab tune --fit`: it fits constants to result files, and judges the choices that they lead to."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SAMPLES = [one for one in MEASURED if one.m > 1 or one.purpose == "launch"][:100
 
 
 def dense(m: int, n: int, k: int, output: Output | None = None) -> Product:
-    """A product that every tile of its output may compute."""
+    """Make a product that every tile of its output may compute."""
     output = output or Output()
     return Product(output, m, n, k, 0, (), True, "choice", dict.fromkeys((tile.name for tile in tiles_for(output)), 1))
 
 
 def by_formula(truth: Timings, samples: Iterable[Product] = SAMPLES) -> list[Product]:
-    """Give products whose times are exactly the formula's with these constants."""
+    """Return products whose times are exactly the formula's times with these constants."""
     found = []
     for sample in samples:
         us = {name: sample.cost_us(tile, H200, truth) for name, tile in sample.tiles().items()}
@@ -49,7 +49,7 @@ def collected(truth: Timings, count: int = len(SAMPLES)) -> Collected:
 
 
 def shaken(truth: Timings, seed: int) -> Timings:
-    """The same constants, each up to a quarter off."""
+    """Return the constants, each changed by up to a quarter."""
     rng = random.Random(seed)
     return Timings(*(getattr(truth, name) * rng.uniform(0.8, 1.25) for name in NAMES))
 
@@ -138,7 +138,7 @@ def test_regrets_are_summed_up_by_kind_and_half() -> None:
 
 
 def write(path: Path, of: Collected, gpu: str = "NVIDIA H200") -> Path:
-    """A file of times."""
+    """Write a file of times."""
     rows = [
         {
             "output": each.output.name,
@@ -205,7 +205,7 @@ def test_what_is_no_collection_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_the_packages_constants_are_the_fits_to_the_files_that_they_name() -> None:
-    """Not fitted anew, which takes a while: the fit would end where they are, as no other constant is any better."""
+    """A new fit would take long. Instead, check that no constant would fit better if it were 5% smaller or larger."""
     made_by = json.loads(timings.FILE.read_text())["made_by"]
     command, _, names = made_by.partition(" --fit ")
     assert command == "python -m lab tune"
@@ -216,7 +216,7 @@ def test_the_packages_constants_are_the_fits_to_the_files_that_they_name() -> No
     for name in NAMES:
         for factor in (0.95, 1.05):
             changed = tune_fit._Search(files, tune_fit._changed(search.timings, name, None, factor))
-            assert changed.loss > 0.999 * search.loss, f"{name} fits better if it is {factor} of what it is"
+            assert changed.loss > 0.999 * search.loss, f"{name} fits better if it is multiplied by {factor}"
 
 
 def test_choices_are_as_good_on_products_that_the_fit_never_saw() -> None:

@@ -1,4 +1,4 @@
-"""BF16 WGMMA in both majors: the simulator beside FP64, and beside a GPU to the bit. See docs/simulator.md."""
+"""BF16 WGMMA in both majors: the simulator compared with FP64, and with a GPU to the bit. See docs/simulator.md."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def normal(shape: tuple[int, int], g: torch.Generator) -> Tensor:
 
 
 def wide(low: int, high: int) -> Callable[[tuple[int, int], torch.Generator], Tensor]:
-    """BF16 numbers of either sign whose stored exponents lie from `low` to below `high`."""
+    """Return a function that draws BF16 numbers of either sign with stored exponents from `low` to `high` - 1."""
 
     def make(shape: tuple[int, int], g: torch.Generator) -> Tensor:
         bits = torch.randint(low << 7, high << 7, shape, generator=g) | torch.randint(0, 2, shape, generator=g) << 15

@@ -1,6 +1,6 @@
-"""Ways to break linear_decode's own code and the cast of its operand, and the trials that must notice.
+"""Mistakes in linear_decode's own code and in its cast of the operand, and the trials that must notice them.
 
-Code that it shares with fp8_gemm_decode and with the casts is broken in their lists.
+The lists of fp8_gemm_decode and of the casts break the code that linear_decode shares with them.
 """
 
 from __future__ import annotations

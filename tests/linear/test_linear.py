@@ -1,4 +1,4 @@
-"""A linear layer: the bits of cast and product, for rows of any shape, and a bias that is rounded with the sum."""
+"""A linear layer: the bits of its cast and product, rows of any shape, and a bias that is rounded with the sum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def weight(n: int = N, k: int = K) -> tuple[Tensor, Tensor]:
 
 
 def by_parts(x: Tensor, w: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
-    """The cast and the product, with a C of as many rows, in FP32 and then rounded."""
+    """Cast, then multiply with a C that repeats the bias in each row; compute D in FP32, then round it."""
     rows = x.reshape(x[..., 0].numel(), x.shape[-1])
     c = None if bias is None else bias.float().repeat(len(rows), 1)
     d = torch.empty(len(rows), len(w[0]), device=x.device)
@@ -79,7 +79,7 @@ def test_a_bias_is_added_in_fp32_and_the_sum_is_rounded_once(dtype: torch.dtype)
     values, scales = per_token_cast_to_fp8(x)
     exact = dequantize(values, scales) @ dequantize(*w, rows=128).t() + bias.double()
     assert bool(((out.double() - exact).abs() <= exact.abs() * BF16_UNIT + 1e-4).all())
-    assert not same_bits(out, called(x, w) + bias.to(torch.bfloat16)), "not rounded before the bias is added"
+    assert not same_bits(out, called(x, w) + bias.to(torch.bfloat16)), "the sum is rounded before the bias is added"
 
 
 @pytest.mark.parametrize("with_bias", [None, torch.bfloat16, torch.float32])
@@ -131,7 +131,7 @@ def test_special_values_are_those_of_the_cast() -> None:
 
 
 def gradients(function: Any, x: Tensor, bias: Tensor | None, grad: Tensor) -> list[Tensor | None]:
-    """The result, and the gradients of x and of the bias; x is not a leaf."""
+    """Return the result, and the gradients of x and of the bias. x is not a leaf."""
     leaf = x.detach().clone().requires_grad_()
     of_bias = None if bias is None else bias.detach().clone().requires_grad_()
     out = function(leaf * 1, of_bias)
@@ -143,7 +143,7 @@ def gradients(function: Any, x: Tensor, bias: Tensor | None, grad: Tensor) -> li
 @pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (0,)])
 @pytest.mark.parametrize("n", [8, 136, 272])
 def test_gradients_of_x_and_of_the_bias(n: int, leading: tuple[int, ...], dtype: torch.dtype) -> None:
-    """They are a product with the same weight of the cast gradient, and a sum in FP32."""
+    """x's gradient is a product of the cast gradient with the same weight. The bias's gradient is a sum in FP32."""
     x, w, bias, grad = random_x(*leading, K, dtype=dtype), weight(n), random_x(n, seed=2), random_x(*leading, n, seed=3)
     out, of_x, of_bias = gradients(lambda x, bias: linear(x, w, bias=bias), x, bias, grad)
     assert out is not None and of_x is not None and of_bias is not None
@@ -258,7 +258,7 @@ def test_there_is_no_gradient_of_a_gradient() -> None:
 
 
 def test_a_bias_by_position_is_refused() -> None:
-    """As F.linear takes it: it would be taken for the output, and overwritten."""
+    """F.linear takes the bias by position. Here it would be taken for the output, and overwritten."""
     x, bias = random_x(2, K), random_x(N)
     with pytest.raises(TypeError, match="positional"):
         linear(x, weight(), bias)  # type: ignore[call-arg]
@@ -313,7 +313,7 @@ def on_gpu(n: int, k: int, seed: int = 7) -> tuple[Tensor, Tensor]:
 
 
 def by_two_calls(x: Tensor, w: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
-    """The public cast and the public product, with a C that has the bias in each row."""
+    """Call the public cast, then the public product with a C that repeats the bias in each row."""
     c = None if bias is None else bias.repeat(len(x), 1)
     return some(fp8_gemm_nt(per_token_cast_to_fp8(x), w, c=c))
 
@@ -327,7 +327,7 @@ def pdl(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_any_number_of_rows_has_the_bits_of_the_two_calls(n: int, k: int, with_bias: bool, pdl: None) -> None:
-    """By one launch or two, and by any kernel that multiplies; memory around D stays as it is."""
+    """One launch or two, and every kernel that multiplies, must give these bits and leave memory around D as it is."""
     w, bias = on_gpu(n, k), torch.randn(n, device="cuda").to(torch.bfloat16) if with_bias else None
     for m in (*range(1, 71), 128, 300, 4096):
         x, frame = random_x(m, k, seed=m).cuda(), framed((m, n), torch.bfloat16, "cuda")
@@ -342,7 +342,7 @@ def test_any_number_of_rows_has_the_bits_of_the_two_calls(n: int, k: int, with_b
 def test_scales_of_whole_rows_and_a_bias_in_fp32_have_the_bits_of_the_two_calls(
     n: int, k: int, recipe_b: tuple[int, int] | None, pdl: None
 ) -> None:
-    """Some rows have numbers that are not ordinary, or are tiny."""
+    """Some rows hold numbers that are not ordinary, or are tiny."""
     plain, columns = random_x(n, k, seed=1).cuda(), 0 if recipe_b else 128
     w = per_token_cast_to_fp8(plain, gran_k=0) if recipe_b else per_block_cast_to_fp8(plain)
     if recipe_b == (0, 0):
@@ -362,7 +362,7 @@ def test_scales_of_whole_rows_and_a_bias_in_fp32_have_the_bits_of_the_two_calls(
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [1, 5, 16, 40])
 def test_strides_and_special_values_have_the_bits_of_the_two_calls(m: int, pdl: None) -> None:
-    """Rows with gaps between them, rows that begin at any element, and column-major rows; NaN in unread memory."""
+    """Test rows with gaps between them, rows that begin at any element, column-major rows, and NaN in unread memory."""
     n, k = 2112, 7168
     w, bias = on_gpu(n, k), torch.randn(n + 1, device="cuda").to(torch.bfloat16)
     x = random_x(m, k, seed=m).cuda()
@@ -374,7 +374,7 @@ def test_strides_and_special_values_have_the_bits_of_the_two_calls(m: int, pdl: 
         assert same_bits(called(room[:m, first : first + k], w), by_two_calls(x, w, None))
         room.fill_(torch.nan)
     assert same_bits(called(x.t().contiguous().t(), w), by_two_calls(x, w, None))
-    for first in (0, 1):  # a bias that begins where C may, and one that does not
+    for first in (0, 1):  # a bias at an address that a C may have, then at another
         assert same_bits(called(x, w, bias=bias[first:][:n]), by_two_calls(x, w, bias[first:][:n]))
 
 
@@ -382,7 +382,7 @@ def test_strides_and_special_values_have_the_bits_of_the_two_calls(m: int, pdl: 
 @pytest.mark.parametrize("m", [1, 8, 16, 33, 64, 300])
 @pytest.mark.parametrize(("n", "k"), [(2112, 7168), (7168, 2048)])
 def test_a_graph_with_new_inputs_and_a_weight_written_just_ahead(m: int, n: int, k: int, pdl: None) -> None:
-    """The kernel ahead of the layer writes the weight that the layer reads: it must be over by then."""
+    """The kernel ahead writes the weight, so the layer must wait for that kernel's end before it reads the weight."""
     weights = [on_gpu(n, k, seed) for seed in range(3)]
     xs = [random_x(m, k, seed=seed).cuda() for seed in range(3)]
     x, w = xs[0].clone(), (weights[0][0].clone(), weights[0][1].clone())
@@ -396,7 +396,7 @@ def test_a_graph_with_new_inputs_and_a_weight_written_just_ahead(m: int, n: int,
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             outs = []
-            for _ in range(4):  # the layer ahead reads the weight, then it is written, then read
+            for _ in range(4):  # a layer reads the weight, a copy writes it, a layer reads it
                 outs.append(called(x, w))
                 w[1].copy_(source[1])
                 w[0].view(torch.uint8).copy_(source[0].view(torch.uint8))
@@ -415,7 +415,7 @@ def test_a_graph_with_new_inputs_and_a_weight_written_just_ahead(m: int, n: int,
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [4, 64])
 def test_layers_behind_each_other_on_several_streams(m: int, pdl: None) -> None:
-    """Each layer's x is the output of the one ahead."""
+    """Each layer's x is the output of the layer ahead."""
     w = on_gpu(2048, 2048)
     streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
     xs = [random_x(m, 2048, seed=seed).cuda() / 64 for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Layers that the linear_decode kernel serves, its tile for each, and its launches. The driver is a stand-in."""
+"""The layers that the linear_decode kernel serves, the tile of each, and its launches, without a driver."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(
     assert (gpu.last.grid, gpu.last.cluster) == (linear_decode.grid(config, m, N), config.cluster_size)
     assert [word(gpu, name) for name in ("map_b", "x", "sfb", "d")] == [t.data_ptr() for t in (w[0], x, w[1], out)]
     assert word(gpu, "c") == (0 if bias is None else bias.data_ptr())
-    assert word(gpu, "x_pitch") >> 32 == (k // 128 if scales is None else len(scales) - 1), "sfb_stride_n is behind it"
+    assert word(gpu, "x_pitch") >> 32 == (k // 128 if scales is None else len(scales) - 1), "sfb_stride_n follows it"
     if m > 1:
         assert [word(gpu, name) for name in ("d_pitch", "c_pitch")] == [N + 8, 0]
 
@@ -77,7 +77,7 @@ def test_settings_choose_the_tile_anew(gpu: FakeGpu) -> None:
 
 
 def test_a_cluster_is_of_tiles_and_of_parts_of_k(gpu: FakeGpu) -> None:
-    """CTAs of a cluster share the cast if k is not split; if it is, fewer share it."""
+    """The CTAs of a cluster share the cast if k is not split. If k is split, fewer CTAs share the cast."""
     whole = ((1, 128, 1, 2), (16, 512, 1, 2), (16, 2048, 1, 4))
     split = ((1, 7168, 3, 1), (16, 7168, 3, 2), (16, 7168, 8, 1))
     for m, k, cluster_k, cluster_n in whole + split:
@@ -94,7 +94,7 @@ def test_ctas_with_more_to_cast_than_the_wait_hides_leave_it_to_a_cast() -> None
 
 
 def test_ctas_with_more_to_search_than_the_wait_hides_leave_it_to_a_cast(gpu: FakeGpu) -> None:
-    """With scales of whole rows each CTA of a cluster searches a share of the row, and multiplies a part of k."""
+    """With scales of whole rows, each CTA of a cluster searches a share of the row, and multiplies a part of k."""
     tile, most = DecodeConfig(16, 4, 1, 8, 2, sfa=WHOLE, sfb=WHOLE), linear_decode.MOST_SEARCHED
     assert some(serving(8, most, tile)).cluster_size == 8
     assert serving(8, most + 16, tile) is None

@@ -23,9 +23,9 @@ from lab.sim.linear_decode import LinearTrial
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 TILES = [(8, 1), (8, 2), (16, 1), (16, 2)]
-"""Tokens, and math warpgroups."""
+"""Numbers of tokens, and of math warpgroups."""
 CLUSTERS = [(1, 2), (2, 1), (2, 3), (4, 1), (4, 2)]
-"""CTAs along n, and along k."""
+"""Numbers of CTAs along n, and along k."""
 
 
 def config_of(
@@ -43,7 +43,7 @@ def random_layer(m: int, n: int, k: int, seed: int = 0) -> tuple[Tensor, Operand
 
 
 def by_rows(config: LinearDecodeConfig) -> LinearDecodeConfig:
-    """The same tile for scales of whole rows."""
+    """Return the configuration with the same tile for scales of whole rows."""
     return replace(config, tile=replace(config.tile, sfa=WHOLE, sfb=WHOLE))
 
 
@@ -55,7 +55,7 @@ def check(config: LinearDecodeConfig, x: Tensor, w: Operand, c: Tensor | None = 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("tile", TILES)
 def test_every_tile_on_ragged_layers(tile: tuple[int, int], cluster: tuple[int, int]) -> None:
-    """Fewer k-blocks than CTAs, a last one that is cut short, and several groups; CTAs without a tile."""
+    """Test fewer k-blocks than CTAs, a short last k-block, several groups of k-blocks, and CTAs without a tile."""
     config = config_of(*tile, *cluster)
     columns = config.tile.block_n * (config.cluster_n + 1) + 24
     for m, k in one_in(2, ((1, 144), (tile[0] - 3, 1200), (tile[0], 4112))):
@@ -63,7 +63,7 @@ def test_every_tile_on_ragged_layers(tile: tuple[int, int], cluster: tuple[int, 
 
 
 def test_rooms_go_round() -> None:
-    """Twenty groups and more for each CTA, which therefore wait for each other."""
+    """Each CTA has twenty groups of k-blocks or more, so the CTAs must wait for each other's rooms."""
     for cluster in one_in(len(CLUSTERS), CLUSTERS):
         config = config_of(16, 1, *cluster)
         check(config, *random_layer(16, 136, 128 * 20 * cluster[1] * config.group_blocks // 16), seed=cluster[1])
@@ -79,7 +79,7 @@ def test_any_rows_and_depth(m: int, k: int) -> None:
 @pytest.mark.parametrize("m", [1, 2, 3, 6, 8, 9, 16])
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_scales_of_whole_rows_and_of_tensors(cluster: tuple[int, int], m: int) -> None:
-    """Rows with numbers that are not ordinary among them, and a bias in FP32."""
+    """Some rows hold numbers that are not ordinary. The bias is in FP32."""
     config = by_rows(config_of(8 if m <= 8 else 16, 1 + m % 2, *cluster, with_c=True))
     config = replace(config, tile=replace(config.tile, c_is_fp32=True))
     for k in one_in(2, (528, 4240)):
@@ -102,7 +102,7 @@ def test_a_bias_is_c_one_row_for_all(m: int) -> None:
 
 @pytest.mark.parametrize("number", [torch.nan, -torch.inf, 3.3895e38, 9.2e-41, 0.0, -0.0])
 def test_special_values_are_those_of_the_cast(number: float) -> None:
-    """Beside ordinary blocks, in one block alone, and in a whole row."""
+    """Put the number beside ordinary blocks, in one block alone, and in a whole row."""
     x, w = random_layer(7, 72, 656, seed=5)
     x[1, 5], x[2, 130], x[5, 128:256], x[6] = number, number, number, number
     for cluster in ((2, 1), (1, 2)):

@@ -1,4 +1,4 @@
-"""For tests of layers: routes, weights, and tensors whose values cannot be read."""
+"""Helpers for tests of layers: routes, weights, and tensors whose values cannot be read."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ def same_pairs(got: Quantized, expected: Quantized) -> bool:
 
 
 def random_routes(tokens: int, topk: int, num_experts: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Experts of tokens: some twice for a token, some for none, about one in five -1."""
+    """Draw experts of tokens. A token may name an expert twice or have no expert; about one id in five is -1."""
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, max(num_experts, 1), (tokens, topk), generator=g)
     return torch.where(torch.rand(tokens, topk, generator=g) < (0.2 if num_experts else 1), -1, ids).to(dtype)
 
 
 def assert_mistake(function: Callable[..., Any], call: dict[str, Any], words: str) -> None:
-    """A call is refused in these words."""
+    """Check that a call is refused with these words."""
     with refused(words):
         function(**call)
 
 
 def product_of_shapes(a: Quantized, b: Quantized, d: Tensor, *more: Any, **_: bool) -> None:
-    """Stands for a product of tensors without values."""
+    """Replace a product of tensors without values."""
     assert {x.device.type for x in (*a, *b, d, *more) if isinstance(x, Tensor)} == {"meta"}
     d.zero_()
 
 
 @contextmanager
 def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Layers take tensors on the device "meta", which have no values: whatever needs one raises.
+    """Let layers run on tensors of the device "meta", which have no values: an operation that needs a value fails.
 
-    They go the way of CUDA tensors, but for the products, which do nothing.
+    Layers treat these tensors like CUDA tensors, except that the products do nothing.
     """
     with monkeypatch.context() as patch:
         patch.setattr(layers, "product_of_stacked_rows", product_of_shapes)
         patch.setattr(BEHIND_CAST, "reference", lambda p: product_of_shapes((p.a, p.sfa), (p.b, p.sfb), p.d))
-        patch.setattr(call, "handles_operators", lambda *_: False)  # by operators they would have shapes alone
-        patch.setattr(checks, "no_overlap", lambda *_: None)  # all of them lie at address 0
+        patch.setattr(call, "handles_operators", lambda *_: False)  # operators would return shapes alone
+        patch.setattr(checks, "no_overlap", lambda *_: None)  # all tensors have the address 0
         yield
 
 
 def fine_weight(*shape: int, of: tuple[int, int], form: str | None = None, seed: int = 0) -> Quantized:
-    """An FP8 weight with a scale for each `of` rows and columns: in a form of fp4_cases, or FP32 of any value."""
+    """Make an FP8 weight with a scale for each `of` rows and columns: in a form of fp4_cases, or FP32 of any value."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
     cast: Any = per_token_cast_to_fp8 if of[0] == 1 else per_block_cast_to_fp8
     values, sf = cast(x, use_ue8m0=form is not None, gran_k=of[1])
@@ -74,7 +74,7 @@ SCALED |= {"rows, blocks": ((1, 0), (128, 128)), "blocks, rows": ((128, 128), (1
 
 
 def weights_of(form: str, num: int, hidden: int, inter: int) -> tuple[Any, Any]:
-    """Weights of experts with scales by `SCALED`, or in BF16."""
+    """Make weights of experts with scales by `SCALED`, or in BF16."""
     casts: Any = {(1, 0): partial(per_token_cast_to_fp8, gran_k=0), (128, 128): per_block_cast_to_fp8}
     casts[1, 32] = quantize_mxfp4
     casts[0, 0] = lambda w: (casts[1, 0](w)[0], torch.rand(num, *[1] * (len(w[0]) == hidden) * 2) / 99)
@@ -86,13 +86,13 @@ def weights_of(form: str, num: int, hidden: int, inter: int) -> tuple[Any, Any]:
 
 
 def recipes(of: tuple[int, int], columns: int | None = None) -> tuple[int, dict[str, Any]]:
-    """Columns under a scale of the rows beside such a weight, and a product's recipes for both."""
+    """Return the columns under a scale of the activations, and the recipes of a product with such a weight."""
     columns = of[1] if columns is None else columns
     return columns, {"recipe_a": (1, columns), "recipe_b": of}
 
 
 def weights_without_values(*shape: int) -> Quantized:
-    """FP8 weights with scales of blocks."""
+    """Make FP8 weights with a scale for each block, on the device "meta"."""
     *groups, n, k = shape
     values = torch.empty(shape, dtype=torch.float8_e4m3fn, device="meta")
     return values, torch.empty(*groups, ceil_div(n, 128), ceil_div(k, 128), device="meta")

@@ -1,4 +1,4 @@
-"""Ways to break the kernel of experts for few tokens, and the trials that must notice."""
+"""Mistakes in the kernel of experts for few tokens, and the trials that must notice them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRIALS = [
     FewTrial(FIRST, 7, 2, 300, 16, 64, 5, "late_loads", num_sms=4),
     FewTrial(FIRST, 8, 55, 70, 88, 200, 6, num_sms=2),
     FewTrial(FIRST, 4, 3, 7, 16, 72, 21, first_expert=14, num_sms=2),
-    FewTrial(FIRST, 3, 4, 2, 64, 144, 13, num_sms=5),  # two CTAs for each expert, and one left over
+    FewTrial(FIRST, 3, 4, 2, 64, 144, 13, num_sms=5),  # two CTAs for each expert, and one CTA left over
     FewTrial(SECOND, 7, 3, 40, 80, 144, 7, num_sms=3),
     FewTrial(SECOND, 1, 8, 12, 48, 1040, 8, "slow_math", ids=torch.int32, num_sms=2),
     FewTrial(SECOND, 5, 2, 3, 208, 136, 9, "slow_warps", num_sms=1),
@@ -32,7 +32,7 @@ TRIALS = [
     FewTrial(BLOCKS, 8, 4, 2, 32, 144, 15, "slow_warps", num_sms=5),
     FewTrial(BLOCKS_2, 8, 3, 4, 144, 656, 16, "late_loads", num_sms=2),
     FewTrial(BLOCKS_2, 8, 2, 1, 64, 1936, 17, num_sms=4),
-    FewTrial(BLOCKS_2, 1, 1, 1, 16, 144, num_sms=2),  # no expert is hit
+    FewTrial(BLOCKS_2, 1, 1, 1, 16, 144, num_sms=2),  # no route has an expert here
     FewTrial(ROWS, 5, 2, 4, 40, 656, 18, "slow_producer", num_sms=2),
     FewTrial(ROWS, 8, 2, 3, 72, 272, 19, "slow_warps", num_sms=3),
     FewTrial(ROWS_2, 7, 3, 12, 48, 144, 20, "slow_warps", num_sms=3),

@@ -1,4 +1,4 @@
-"""Ways to break the kernels of rows of experts, and the trials that must notice."""
+"""Mistakes in the kernels of rows of experts, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ IDS = [*[0] * 7, *[2] * 5, 3, *[-1] * 4]
 
 
 def interleaved(w: Tensor) -> Tensor:
-    """Rows of `[groups, 2 i, k]`, all of gate and then all of up, as 8 of gate and 8 of up in turn."""
+    """Reorder rows `[groups, 2 i, k]` from all of gate, then all of up, to 8 rows of gate and 8 of up in turn."""
     groups, n, k = w.shape
     gate, up = w.view(groups, 2, n // 16, 8, k).unbind(1)
     return torch.stack((gate, up), 2).reshape(groups, n, k)
 
 
 def dequantized(w: tuple[Tensor, Tensor]) -> Tensor:
-    """FP64 of values with a scale for each 128x128 block."""
+    """Multiply values by the scales of their 128x128 blocks, in FP64."""
     values, scales = w
     return values.double() * scales.double().repeat_interleave(128, -2).repeat_interleave(128, -1)
 
@@ -66,7 +66,7 @@ def test_an_expert_is_the_plain_chain(limit: float | None) -> None:
         amax = blocks.abs().amax(1)
         torch.testing.assert_close(scales[row].double(), amax / 448, rtol=1e-5, atol=0)
         back = values[row].double().view_as(blocks) * scales[row, :, None].double()
-        # Half a step of E4M3: 2^-4 of a number, or of the smallest normal one's, 2^-6.
+        # Half a step of E4M3 is 2^-4 of a number, or of the smallest normal number, 2^-6.
         step = torch.maximum(blocks.abs() * 2.0**-4, amax[:, None] / 448 * 2.0**-10)
         assert ((back - blocks).abs() <= step * 1.001 + amax[:, None] * 1e-6).all()
         of_values = second[group] @ back.flatten()
@@ -107,7 +107,7 @@ def test_a_has_a_scale_for_64_columns(k: int) -> None:
 
 
 def arguments(**changes: Any) -> dict[str, Any]:
-    """A right call of `activated_product_of_rows`, but for changes."""
+    """Return the arguments of a correct call of `activated_product_of_rows`, with these changes."""
     p = sim.random_problem([1, 1], 256, 128, behind=1)
     call = {"a": (p.a, p.sfa), "b": (p.b, p.sfb), "d": (p.d, p.scales), "ends": p.c, "row_weights": p.row_weights}
     return {**call, **changes}

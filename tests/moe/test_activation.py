@@ -1,4 +1,4 @@
-"""The gated activation: its arithmetic against FP64, the rows that count, and the rules of casts."""
+"""The gated activation: its arithmetic compared with FP64, the rows that are used, and the rules of casts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXACT: dict[Gating, Callable[[Tensor, Tensor], Tensor]] = {
     Gating("swiglu", limit=10.0): lambda gate, up: torch.nn.functional.silu(gate.clamp(max=10)) * up.clamp(-10, 10),
     Gating("situ", 4.0, 25.0): lambda gate, up: 4 * (gate / 4).tanh() * gate.sigmoid() * 25 * (up / 25).tanh(),
 }
-"""Activations of gpt-oss, DeepSeek-V4 and Kimi-K3, of gate and up in FP64."""
+"""The activations of gpt-oss, DeepSeek-V4 and Kimi-K3, as functions of gate and up in FP64."""
 
 
 def dequantized(values: Tensor, scales: Tensor) -> Tensor:
@@ -190,11 +190,11 @@ def test_min_amax_is_the_least_that_a_block_counts_as(use_ue8m0: bool) -> None:
     assert scales[:, 0].tolist() == [1 / 64, 1 / 64, without[2, 0].item()]
 
 
-# Rows that count
+# Rows that are used
 
 
 def counting(x: Tensor, counts: Tensor, **arguments: Any) -> None:
-    """Check that rows that count do not depend on the other rows, and that the others are zeros with scale 1."""
+    """Check that used rows do not depend on the other rows, and that the others become zeros with scale 1."""
     weights = random_x(*x.shape[:-1], dtype=torch.float32, seed=3)
     want_values, want_scales = silu_mul_cast_to_fp8(x, weights, min_amax=0.5)
     for poison in (torch.nan, torch.inf, 0.0):

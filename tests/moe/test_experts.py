@@ -1,4 +1,4 @@
-"""A layer of experts: the bits of its parts, and of a plain loop over experts; any routes; its workspace."""
+"""A layer of experts has the bits of its parts and of a plain loop over experts; any routes; its workspace."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def call(tokens: int = TOKENS, topk: int = TOPK, num: int = NUM, **changes: Any)
 
 
 def summed(y: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    """Sums of rows of routes, in order of columns."""
+    """Add up the rows of each token's routes, in the order of the routes."""
     total = torch.zeros(len(y), y.shape[2])
     for column in range(topk_ids.shape[1]):
         routed = topk_ids[:, column] >= 0
@@ -68,9 +68,9 @@ def one_by_one(
     second: tuple[int, dict[str, Any]] = (128, {}),
     **gating: Any,
 ) -> Tensor:
-    """Each expert's tokens through two dense products, and sums in order of columns.
+    """Compute each expert's tokens by two dense products; add up in the order of the routes.
 
-    `first` and `second`: columns under a scale of each product's activations, and recipes with this number.
+    `first` and `second`: the columns under a scale of each product's activations, and recipes with this number.
     """
 
     def multiplied(a: Weights, w: Weights, recipes: dict[str, Any]) -> Tensor:
@@ -128,7 +128,7 @@ def test_rows_without_a_token_matter_to_nobody(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch, "empty", lambda *args, **how: made(*args, **how).fill_(torch.nan))
     assert bool((arguments["topk_ids"] < 0).any())
     assert same_bits(called(arguments), expected)
-    arguments["topk_ids"][:] = 3  # other experts have no rows
+    arguments["topk_ids"][:] = 3  # all other experts have no rows
     assert same_bits(called(arguments), (bf16_one_by_one if is_bf16 else one_by_one)(**arguments))
 
 
@@ -210,7 +210,7 @@ def bf16_call(tokens: int = TOKENS, topk: int = TOPK, num: int = NUM, inter: int
 
 
 def bf16_one_by_one(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, **gating: Any) -> Tensor:
-    """Each expert's tokens through two dense products of BF16, and sums in order of columns."""
+    """Compute each expert's tokens by two dense products in BF16; add up in the order of the routes."""
     gates = gating_of(**{"activation": "swiglu", "alpha": None, "beta": None, "limit": None} | gating)
     y = torch.zeros(*topk_ids.shape, x.shape[1], dtype=torch.bfloat16)
     for expert in range(len(w1)):
@@ -240,7 +240,7 @@ def test_it_is_a_loop_over_experts_to_the_bit(kind: str, tokens: int, topk: int,
 
 
 def in_fp64(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """The layer of FP64 weights, expert by expert."""
+    """Compute the layer with FP64 weights, expert by expert."""
     out = torch.zeros(x.shape, dtype=torch.float64)
     for t, column in (topk_ids >= 0).nonzero().tolist():
         expert = int(topk_ids[t, column])
@@ -269,7 +269,7 @@ def test_a_gpu_computes_it_and_a_graph_captures_it(kind: str, tokens: int) -> No
         arguments["topk_ids"] = random_routes(tokens, TOPK, NUM, seed)
         on_gpu["topk_ids"].copy_(arguments["topk_ids"])
         graph.replay()
-        # Sums of a GPU's products are rounded otherwise, so some elements of h become the next FP8 number.
+        # A GPU rounds sums of products in another order, so some elements of h become the next FP8 number.
         assert deep_gemm.calc_diff(out.cpu(), called(arguments)) < (1e-4 if kind == "fp8" else 1e-5)
         assert same_bits(called(on_gpu).cpu(), out.cpu())
 

@@ -1,4 +1,4 @@
-"""Calls of `experts` without a GPU: what kernels find at their addresses, by records and without."""
+"""Calls of `experts` without a GPU: the values that kernels find at their addresses, by records and without."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ OTHER_TYPES = torch.float32, torch.int32, torch.bfloat16
 
 
 def take_as_many(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
-    """Let any number of rows count as many, or none."""
+    """Make layers treat every number of rows as many rows, or treat none as many."""
     for module in (layers, routing):
         monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
 
@@ -82,7 +82,7 @@ def assert_calls(
     types: Any = USUAL,
     **said: Any,
 ) -> None:
-    """Calls have the bits of the CPU, made and into an output, and what `check` asks; others have the same records."""
+    """Check results, with and without `out`, against the CPU's bits; run `check`; check that `others` share records."""
     hidden = (both[1] if isinstance(both[1], Tensor) else both[1][0]).shape[1]
     for number in tokens:
         one = tokens_of(number, types, hidden)
@@ -100,7 +100,7 @@ def assert_calls(
     for number in others:
         one = tokens_of(number, types, hidden)
         assert same_bits(deep_gemm.experts(*one, *both, **said), right(*one, *both, **said))
-    assert not seen.made, "other tokens have the same records"
+    assert not seen.made, "other numbers of tokens use the same records"
 
 
 @pytest.mark.parametrize("types", [USUAL, OTHER_TYPES])
@@ -135,7 +135,7 @@ def test_few_and_many_rows_of_any_weights_have_the_bits_of_the_cpu(
 def test_bf16_weights_have_the_bits_of_the_cpu_by_one_record(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, types: Any, said: Any, many: bool
 ) -> None:
-    """Sizes are multiples of 8, and no scale is in memory. Of many rows the first product activates."""
+    """Sizes are multiples of 8, and no scale is in memory. With many rows the first product also activates."""
     take_as_many(monkeypatch, many)
     kernels = [*BY_BF16[:3], *BY_BF16[3 + (many and "activation" not in said) :]]
 
@@ -263,7 +263,7 @@ def test_mistakes_in_bf16_weights_are_refused_whatever_records_there_are(seen: S
 @pytest.mark.parametrize("sizes", [(HIDDEN, INTER), (528, 16)])
 @pytest.mark.parametrize("tokens", [1, 37, 682])
 def test_parts_take_no_more_than_is_said(seen: Seen, sizes: tuple[int, int], tokens: int) -> None:
-    """Try also a second product whose result does not fit into the first one's memory."""
+    """Check also a second product whose result does not fit into the first product's memory."""
     both, one = weights(*sizes), tokens_of(tokens, hidden=sizes[0])
     assert same_bits(deep_gemm.experts(*one, *both), right(*one, *both))
     parts = 10
@@ -274,7 +274,7 @@ def test_parts_take_no_more_than_is_said(seen: Seen, sizes: tuple[int, int], tok
 
 @pytest.mark.parametrize("form", ["few", "many"])
 def test_a_record_launches_what_the_call_itself_does(seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    """For few rows a kernel may begin before the kernel ahead ends, and may load its weight before that end."""
+    """For few rows, a kernel may begin before the kernel ahead ends, and may load its weight before that end."""
     both, one = weights(inter=128), tokens_of(17)
     if form == "many":
         take_as_many(monkeypatch, True)
@@ -329,9 +329,9 @@ def test_mistakes_are_refused_whatever_records_there_are(seen: Seen) -> None:
     out = torch.empty_like(x)
     deep_gemm.experts(x, ids, p, w1, w2)
     deep_gemm.experts(x, ids, p, w1, w2, out=out)
-    with torch.no_grad():  # where an output may require a gradient
+    with torch.no_grad():  # without grad mode, an output may require a gradient
         deep_gemm.experts(x, ids, p, w1, w2, out=out.clone().requires_grad_())
-    deep_gemm.experts(x[:1], ids[:1], p[:1], w1, w2, out=out[:1].as_strided((1, HIDDEN), (16, 1)))  # as one row may
+    deep_gemm.experts(x[:1], ids[:1], p[:1], w1, w2, out=out[:1].as_strided((1, HIDDEN), (16, 1)))  # for one row
     seen.cleared()
     bytes_of_out = torch.empty(out.nbytes + 2, dtype=torch.uint8)
     off = bytes_of_out[2:].view(torch.bfloat16).view(out.shape)

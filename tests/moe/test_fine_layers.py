@@ -59,7 +59,7 @@ def test_a_linear_layer_is_cast_and_product(n: int, k: int, of: Any, form: str |
     d = torch.empty(6, n)
     fp8_gemm_nt(per_token_cast_to_fp8(x.view(6, k), gran_k=of_x), w, d, bias.repeat(6, 1), **said)
     expected = d.to(torch.bfloat16).view(2, 3, n)
-    more: dict[str, Any] = {"recipe_b": of} if form in ("words", "words, MN-major") else {}  # some are ambiguous here
+    more: dict[str, Any] = {"recipe_b": of} if form in ("words", "words, MN-major") else {}  # words may be ambiguous
     got = some(linear(x, w, bias=bias, gran_k=columns, **more))
     assert same_bits(got, expected)
     out = torch.zeros_like(expected)
@@ -97,7 +97,7 @@ def test_experts_are_a_loop_over_experts(of1: Any, of2: Any, form: str | None, c
 @pytest.mark.parametrize("columns", [None, 32, 128])
 @pytest.mark.parametrize("form", ["rows", "rows, blocks", "blocks, rows"])
 def test_experts_by_rows_are_a_loop_over_experts(form: str, columns: int | None) -> None:
-    """Tokens of zeros, NaN and infinity, and scales that are zero, negative, NaN and infinite, harm no others."""
+    """Tokens of zeros, NaN and infinity, and scales of 0, negative, NaN and infinite, must not change other tokens."""
     of1, of2 = SCALED[form]
     arguments = call(of1, of2, tokens=40)
     arguments["x"][3], arguments["x"][5, 2], arguments["x"][7, 1] = 0, torch.nan, torch.inf
@@ -117,7 +117,7 @@ def test_experts_by_rows_are_a_loop_over_experts(form: str, columns: int | None)
 @pytest.mark.parametrize("which", ["", "1", "2", "12"])
 @pytest.mark.parametrize("form", [*SCALED, "BF16"])
 def test_experts_with_biases_are_their_public_parts(form: str, which: str, tokens: int, device: str) -> None:
-    """To the bit on either device: few rows, whose products read B before the cast ends, and many, by ends."""
+    """Check bits on either device for few rows, whose products load B before the cast ends, and for many, by ends."""
     num, hidden, inter, topk = 16, 288, 160, 8
     w1, w2 = tree_map(lambda x: x.to(device), weights_of(form, num, hidden, inter))
     biases: dict[str, Any] = {
@@ -147,7 +147,7 @@ def test_experts_with_biases_are_their_public_parts(form: str, which: str, token
     y = multiplied(middle, w2, "w2_bias", of2, columns2)
     right = some(deep_gemm.gather_weighted(y, rows, p)).cpu()
     out = torch.full_like(x, torch.nan)
-    for _ in range(3):  # by a record, behind kernels of other calls
+    for _ in range(3):  # by a record, after kernels of other calls
         assert same_bits(some(experts(x, ids, p, w1, w2, **biases)).cpu(), right)
         assert experts(x, ids, p, w1, w2, out=out, **biases) is None
         assert same_bits(out.cpu(), right)
@@ -157,7 +157,7 @@ def test_experts_with_biases_are_their_public_parts(form: str, which: str, token
 
 
 def test_many_rows_on_a_gpu_are_activated_behind_the_product(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product that activates takes and gives scales of 128 columns only, so other layers must not launch it."""
+    """The product that activates reads and writes scales of 128 columns only, so other layers must not launch it."""
     arguments = call((128, 128), (128, 128))
     rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
     a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
@@ -182,7 +182,7 @@ def test_a_workspace_has_room_for_more_scales() -> None:
 @pytest.mark.parametrize("form", ["bytes", "words", "words, MN-major", None])
 @pytest.mark.parametrize("of", [*FINE, "FP4"], ids=str)
 def test_layers_have_one_record(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, of: Any, form: str | None) -> None:
-    """Rows of bytes are whole words here; from other bytes each call would make words."""
+    """Rows of bytes are whole words here. From other bytes, each call would make words."""
     shapes = (NUM, 512, 512), (NUM, 512, 256), (512, 512)
     if of == "FP4":
         w1, w2, w = (small(*shape, form=form or "e8m0") for shape in shapes)
@@ -199,7 +199,7 @@ def test_layers_have_one_record(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, o
     assert len(seen.made) == 2 and None not in seen.made
 
 
-# How scales are known
+# How the layout of scales is known
 
 
 def checked(n: int, k: int, sf: Tensor, recipe_b: Any = None) -> Any:
@@ -214,11 +214,11 @@ def scales_of(n: int, k: int, of: tuple[int, int], form: str) -> Tensor:
 
 @pytest.mark.parametrize("form", TYPES)
 def test_the_shape_of_scales_says_what_they_are_of(form: str) -> None:
-    """A recipe found by shape gives the right numbers and cast of x; if shapes leave doubt, recipe_b is required."""
+    """A recipe found by shape is right for the weight and the cast of x. Ambiguous shapes require recipe_b."""
     asked = set()
     for n, k, of in product((8, 32, 40, 64, 72, 136), (16, 32, 48, 64, 80, 128, 144, 256, 288), SCALES_OF_WEIGHTS):
         if of == PER_BLOCK and form != "FP32":
-            continue  # no product takes UE8M0 for these
+            continue  # no product accepts UE8M0 for these
         sf = scales_of(n, k, of, form)
         try:
             found = checked(n, k, sf)
@@ -250,7 +250,7 @@ def test_scales_for_128_columns_are_no_ue8m0() -> None:
     values, sf = fine_weight(256, 256, of=(64, 64), form="e8m0")
     with pytest.raises(NotImplementedError, match=r"^sfw: UE8M0 scales \(torch.float8_e8m0fnu\) are not supported"):
         linear(random(2, 256), (values, sf[:2, :2]))
-    got = some(linear(random(2, 256), (values, sf[:2, :2]), gran_k=32))  # beside finer ones they are taken
+    got = some(linear(random(2, 256), (values, sf[:2, :2]), gran_k=32))  # with finer scales of x they are accepted
     assert same_bits(got, linear(random(2, 256), (values, sf[:2, :2].float()), gran_k=32))  # type: ignore[arg-type]
 
 
@@ -302,7 +302,7 @@ fp8_fp4_gemm_nt: Any = deep_gemm.fp8_fp4_gemm_nt
 
 
 def small(*shape: int, seed: int = 0, form: str = "bytes") -> Operand:
-    """A weight whose numbers are about one in size."""
+    """Draw an FP4 weight whose numbers are about 1 in size."""
     values, scales = random_weight(*shape, seed=seed)
     return values.view(torch.int8), FP4_FORMS[form](scales // 8 + 110)
 

@@ -21,7 +21,7 @@ FORMS = [("BF16", "BF16"), ("blocks", "blocks"), ("rows", "rows"), ("blocks", "r
 
 
 def weights(forms: tuple[str, str], experts: int, hidden: int, inter: int) -> list[Any]:
-    """w1 and w2 in BF16, or in FP8 with scales of these forms."""
+    """Make w1 and w2 in BF16, or in FP8 with scales of these forms."""
     casts: Any = {"blocks": deep_gemm.per_block_cast_to_fp8, "rows": partial(deep_gemm.per_token_cast_to_fp8, gran_k=0)}
     casts["BF16"] = torch.clone
     shapes = (experts, 2 * inter, hidden), (experts, hidden, inter)
@@ -30,7 +30,7 @@ def weights(forms: tuple[str, str], experts: int, hidden: int, inter: int) -> li
 
 
 def tokens_of(tokens: int, experts: int, topk: int, hidden: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Some routes without an expert, one token without any, and one that names an expert several times."""
+    """Draw tokens: some routes have no expert, one token has none at all, and one names an expert several times."""
     g = torch.Generator("cuda").manual_seed(seed)
     ids = torch.randint(-1, experts, (tokens, topk), generator=g, device="cuda")
     ids[0], ids[-1] = ids[0, 0], -1
@@ -40,7 +40,7 @@ def tokens_of(tokens: int, experts: int, topk: int, hidden: int, seed: int = 0) 
 
 
 def by_six_launches(x: Tensor, ids: Tensor, p: Tensor, *both: Any, **said: Any) -> Tensor:
-    """Add tokens without an expert until they are too many for the kernel."""
+    """Append tokens without an expert until there are too many tokens for the kernel."""
     more = 0, 0, 0, MOST_TOKENS
     given = pad(x, more), pad(ids, more, value=-1), pad(p, more)
     return some(deep_gemm.experts(*given, *both, **said))[: len(x)]

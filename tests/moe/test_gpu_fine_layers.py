@@ -1,4 +1,4 @@
-"""Layers with finer scales on a GPU, beside the reference on the CPU, beside their parts, and in graphs."""
+"""Layers with finer scales on a GPU, compared with the reference on the CPU and with their parts, and in graphs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def experts_call(tokens: int, of: tuple[int, int], form: str | None, hidden: int
 
 
 def check_experts(given: Any, **said: Any) -> None:
-    """Both devices activate on their own: a sigmoid may be 2^-17 of itself away, and a cast a neighbour."""
+    """Compare results of both devices. A sigmoid may differ by 2^-17 of itself, and a cast by one FP8 step."""
     right = some(deep_gemm.experts(*given, **said))
     assert deep_gemm.calc_diff(some(deep_gemm.experts(*on_gpu(given), **said)).cpu(), right) < 1e-4
 
@@ -57,7 +57,7 @@ def test_a_linear_layer_is_cast_and_product(m: int, form: str | None, bias_dtype
         c = None if bias is None else bias.expand_as(d).contiguous()
         call: Any = deep_gemm.fp8_gemm_nt
         call(deep_gemm.per_token_cast_to_fp8(x, gran_k=columns), w, d, c, **said)
-        for _ in range(3):  # the third is recognized, if scales are not copied
+        for _ in range(3):  # a record serves the third call, if scales are not copied
             got = some(deep_gemm.linear(x, w, bias=bias))
             assert same_bits(got.cpu(), d.bfloat16().cpu())
 
@@ -92,7 +92,7 @@ def test_a_graph_sees_weights_that_were_refreshed_in_place(of: tuple[int, int], 
 
 
 def check_group_of_one(at: Path, given: Any, *, gran_k: int | None = None, peer_memory: bool = False) -> None:
-    """A group of one computes what one GPU does, and so does a graph of it."""
+    """Check that a group of one computes the result of one GPU, also in a graph."""
     x, ids, p, w1, w2 = on_gpu(given)
     right = some(deep_gemm.experts(x, ids, p, w1, w2, gran_k=gran_k))
     with group_of_one(at):
@@ -113,11 +113,11 @@ def test_experts_of_a_group_of_one(tmp_path: Path, of: tuple[int, int], gran_k: 
     check_group_of_one(tmp_path, experts_call(12, of, "e8m0"), gran_k=gran_k)
 
 
-# FP4 weights on a GPU: products of grouped rows, layers, mega MoE, beside the reference on the CPU and in graphs.
+# FP4 weights on a GPU: products of grouped rows, layers and mega MoE, compared with the CPU's reference; in graphs.
 
 
 NEAR = 1e-6
-"""calc_diff of two BF16 results whose sums differ in their last bits: a rounding apart in few places."""
+"""calc_diff of two BF16 results whose sums differ in their last bits: a few elements round differently."""
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def quiet() -> Iterator[None]:
 
 
 def on_gpu(given: Any) -> Any:
-    """The same on the GPU, in the same strides."""
+    """Copy all tensors to the GPU, in the same strides."""
     if isinstance(given, Tensor):
         return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cuda").copy_(given)
     return tuple(map(on_gpu, given)) if isinstance(given, tuple) else given
@@ -145,7 +145,7 @@ def rows(*shape: int, columns: int = 128) -> Operand:
 
 
 def check(call: Any, *given: Any, **said: Any) -> None:
-    """A call gives near the same on both devices, and the same bits each time."""
+    """Check that a call gives nearly the same result on both devices, and the same bits each time on the GPU."""
     right = call(*given, **said)
     got = call(*map(on_gpu, given), **{name: on_gpu(each) for name, each in said.items()})
     again = call(*map(on_gpu, given), **{name: on_gpu(each) for name, each in said.items()})
@@ -225,7 +225,7 @@ def test_experts_with_fp4(limit: float | None, tokens: int) -> None:
 
 
 def test_a_graph_sees_a_weight_that_was_refreshed_in_place() -> None:
-    """Scales that fold when the graph is captured do not when it is replayed: no version is asked on a GPU."""
+    """Scales fold at the capture, but not at the replay: on a GPU the kernel decides, not the weight's version."""
     x, ids, p = torch.randn(40, 512).bfloat16(), random_routes(40, 3, 8), torch.rand(40, 3)
     w1, w2 = small(8, 768, 512, seed=1), small(8, 512, 384, seed=2)
     given = on_gpu((x, ids, p, w1, w2))
@@ -242,7 +242,7 @@ def test_a_graph_sees_a_weight_that_was_refreshed_in_place() -> None:
 
 @pytest.mark.parametrize("peer_memory", [False, True])
 def test_experts_of_a_group_of_one_with_fp4(tmp_path: Path, peer_memory: bool) -> None:
-    # All scales fold: where some do not, few rows and rows to addresses are added up in different orders.
+    # All scales fold. If some did not, few rows and rows sent to addresses would be added up in different orders.
     weights = small(8, 768, 512, seed=1), small(8, 512, 384, seed=2)
     w1, w2 = ((w, scales.view(torch.uint8) // 4 + 92) for w, scales in weights)
     given = torch.randn(12, 512).bfloat16(), random_routes(12, 3, 8), torch.rand(12, 3), w1, w2

@@ -1,4 +1,4 @@
-"""Rows of experts: the row of each route, gathering tokens into rows, and summing rows up again."""
+"""Rows of experts: the row of each route, gathering tokens into rows, and adding rows up again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS, TOPK, EXPERTS = 6, 3, 4
 
 
 def rows_one_by_one(topk_ids: Tensor, num_experts: int) -> ExpertRows:
-    """Compute the right result of `expert_rows` by plain loops."""
+    """Compute the correct result of `expert_rows` by plain loops."""
     routes = [(e, t, j) for t, of_token in enumerate(topk_ids.tolist()) for j, e in enumerate(of_token)]
     stacked = sorted(route for route in routes if 0 <= route[0] < num_experts)
     counts = [sum(e == expert for e, _, _ in stacked) for expert in range(num_experts)]
@@ -38,7 +38,7 @@ def rows_one_by_one(topk_ids: Tensor, num_experts: int) -> ExpertRows:
 
 
 def sum_one_by_one(y: Tensor, rows: ExpertRows, weights: Tensor) -> Tensor:
-    """Compute the right `gather_weighted`: one product and one addition after the other, each rounded to FP32."""
+    """Compute the correct `gather_weighted`: a product and an addition at a time, each rounded to FP32."""
     tokens, topk = rows.row_of.shape
     total = torch.zeros(tokens, y.shape[1])
     for t in range(tokens):
@@ -194,7 +194,7 @@ def test_rows_and_weights_without_a_route_may_hold_anything() -> None:
         out = some(gather_weighted(y, rows, weights.masked_fill(topk_ids < 0, poison)))
         assert same_bits(out, some(expected))
         assert not out[3].any()
-    y[0] = torch.nan  # the row that routes without one must not read
+    y[0] = torch.nan  # tokens without a route must not read this row
     only = expert_rows(torch.tensor([[0], [-1]]), 1)
     out = some(gather_weighted(y[:2], only, torch.ones(2, 1)))
     assert not out[1].any()

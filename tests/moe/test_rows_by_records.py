@@ -1,4 +1,4 @@
-"""Products of rows of groups launch the same by a record as without one, for any number of rows."""
+"""Products of rows of groups make the same launches with a record as without one, for any number of rows."""
 
 from __future__ import annotations
 

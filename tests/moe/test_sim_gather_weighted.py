@@ -1,4 +1,4 @@
-"""The gather_weighted kernel's own source in the simulator, bit for bit as a loop over columns."""
+"""The gather_weighted kernel's own source in the simulator gives the bits of a loop over columns."""
 
 from __future__ import annotations
 

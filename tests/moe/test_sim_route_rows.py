@@ -1,4 +1,4 @@
-"""The route_rows kernel's own source in the simulator, beside a plain loop."""
+"""The route_rows kernel's own source in the simulator, compared with a plain loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by tests of trained layers: errors by Frobenius norms, tensors that autograd keeps, memory without values."""
+"""Helpers for tests of trained layers: errors by Frobenius norms, tensors that autograd stores, poisoned memory."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from torch import Tensor
 from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8
 
 EPSILON = 2.0**-4 + 3e-4
-"""How far a cast may be from its input, by Frobenius norms.
+"""Largest error of a cast relative to its input, both as Frobenius norms.
 
-E4M3 has three bits behind the point, so half a unit is 2^-4 of the number at most. Numbers below 2^-6 scales have an
-error of 2^-10 scales at most: in a block of 128x128, whose scale is 1/448 of its largest number, that is
-128 * 2^-10 / 448 < 3e-4 of the block's norm.
+E4M3 stores three bits behind the point, so half a unit is at most 2^-4 of the number. Numbers below 2^-6 scales have
+an error of at most 2^-10 scales. In a block of 128x128, whose scale is 1/448 of its largest number, these errors are
+at most 128 * 2^-10 / 448 < 3e-4 of the block's norm.
 """
 OF_NORMS = 2 * EPSILON + EPSILON**2
-"""How far a product of casts may be from a @ b.T, in |a| |b|: (a + da)(b + db).T - a b.T, each d within EPSILON."""
+"""Largest error of a product of casts, relative to |a| |b|: (a + da)(b + db).T - a b.T, each d within EPSILON."""
 TYPICAL = 0.05
-"""How far it is at most from a @ b.T, in |a @ b.T|, where numbers are random.
+"""Largest error of such a product relative to |a @ b.T|, for random numbers.
 
-Errors are then random too, 0.026 of the numbers by root mean square in normal data, and independent: a product has
-sqrt(2) of it, 0.037.
+Errors are then random and independent too. Their root mean square is 0.026 of the numbers in normal data, so a product
+has an error of sqrt(2) * 0.026 = 0.037.
 """
 TYPICAL_OF_EXPERTS = 0.1
-"""The same behind two products and the activation between them: six errors add up to sqrt(6) * 0.026 = 0.063."""
+"""The same for two products with the activation between them: six errors add up to sqrt(6) * 0.026 = 0.063."""
 
 
 def error(got: Tensor, right: Tensor) -> float:
-    """How far one is from the other, in the norm of the right one."""
+    """Return the distance of `got` from `right`, relative to the norm of `right`."""
     distance, norm = (got.detach().double() - right.detach().double()).norm(), right.detach().double().norm()
     return float(distance / norm) if norm > 0 else float(distance)
 
 
 def grad_of(leaf: Tensor) -> Tensor:
-    """A leaf's gradient, which has the leaf's type and shape."""
+    """Return a leaf's gradient, and check that it has the leaf's type and shape."""
     assert leaf.grad is not None and (leaf.grad.dtype, leaf.grad.shape) == (leaf.dtype, leaf.shape)
     return leaf.grad
 
 
 def trained(layer: torch.nn.Module, *given: Tensor) -> tuple[Tensor, ...]:
-    """The result, and the gradients of floating arguments and of all parameters. The last tensor is the result's."""
+    """Return the result, and the gradients of floating arguments and of all parameters. The last of `given` is dy."""
     *arguments, grad = given
     arguments = [x.detach().clone() for x in arguments]
     leaves = [x.requires_grad_() for x in arguments if x.is_floating_point()]
@@ -59,23 +59,23 @@ def trained(layer: torch.nn.Module, *given: Tensor) -> tuple[Tensor, ...]:
 
 
 def by_rows(x: Tensor) -> Tensor:
-    """FP64 numbers that the cast of activations stands for."""
+    """Return the FP64 numbers that the cast of activations encodes."""
     return dequantize(*per_token_cast_to_fp8(x.detach()))
 
 
 def by_blocks(w: Tensor) -> Tensor:
-    """FP64 numbers that the cast of weights stands for."""
+    """Return the FP64 numbers that the cast of weights encodes."""
     return dequantize(*per_block_cast_to_fp8(w.detach()), rows=128)
 
 
 def by_columns(x: Tensor) -> Tensor:
-    """FP64 numbers that the cast along tokens stands for."""
+    """Return the FP64 numbers that the cast along tokens encodes."""
     return by_rows(x.detach().t()).t()
 
 
 @contextmanager
 def kept_by_autograd(*parameters: Tensor) -> Iterator[list[Tensor]]:
-    """Collect the tensors that forward saves for backward, without parameters."""
+    """Collect the tensors, except parameters, that forward saves for backward."""
     kept: list[Tensor] = []
     known = {p.data_ptr() for p in parameters}
 
@@ -90,7 +90,7 @@ def kept_by_autograd(*parameters: Tensor) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def deterministic(warn_only: bool = False) -> Iterator[None]:
-    """Let torch fill with NaN the memory that it allocates without values, and refuse orders that depend on time."""
+    """Make torch fill uninitialized memory with NaN, and refuse operations whose order depends on time."""
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
         yield
@@ -99,7 +99,7 @@ def deterministic(warn_only: bool = False) -> Iterator[None]:
 
 
 def said_by_ranks(*arguments: str, ranks: int = 2) -> list[str]:
-    """Run a program in several ranks and give each rank's output; ranks get `arguments` and torchrun's variables."""
+    """Run a program in several ranks with `arguments` and torchrun's variables; return each rank's output."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

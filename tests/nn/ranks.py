@@ -1,6 +1,6 @@
-"""Compare layers across processes with one process's: python tests/nn/ranks.py WAY in each rank, as torchrun runs it.
+"""Compare layers across processes with one process: python tests/nn/ranks.py WAY in each rank, started like torchrun.
 
-It uses GPUs if the machine has one for each rank, else the CPU; with one rank, one GPU.
+The program uses GPUs if the machine has one for each rank, else the CPU; with one rank, one GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= RA
 
 
 class Mixture(torch.nn.Module):
-    """Experts in turn."""
+    """A mixture of experts that sends tokens to its experts in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def numbers(*shape: int) -> Tensor:
 def both(
     make: Callable[[], torch.nn.Module], share: Callable[[Any], Any], *, first: bool = True, recipe: str = "block"
 ) -> tuple[Any, Any]:
-    """A model in FP8 that is shared among ranks, converted `first` or after that, and one that is not."""
+    """Return an FP8 model shared among ranks, converted before or after the sharing (`first`), and one not shared."""
     torch.manual_seed(0)
     model = make().to(DEVICE)
     whole = copy.deepcopy(model)
@@ -82,7 +82,7 @@ def whole_of(x: Tensor | None) -> Tensor:
 
 
 def gradients(model: torch.nn.Module, x: Tensor, weight: Tensor) -> list[Tensor]:
-    """The result, and the gradients of x and of all parameters."""
+    """Return the result, and the gradients of x and of all parameters."""
     model.zero_grad()
     leaf = x.clone().requires_grad_()
     y = model(leaf)
@@ -97,7 +97,7 @@ def near(found: list[Tensor], right: list[Tensor], tolerance: float = 1e-6) -> N
 
 
 def mean_of_ranks(model: torch.nn.Module, inputs: list[Tensor]) -> list[Tensor]:
-    """Give the right data-parallel gradients, the mean over ranks."""
+    """Return the correct data-parallel gradients, the mean over ranks."""
     each = [gradients(model, x, torch.ones(())) for x in inputs]
     return [torch.stack([grad.float() for grad in grads]).mean(0) for grads in zip(*(g[2:] for g in each), strict=True)]
 
@@ -111,7 +111,7 @@ def ddp() -> None:
 
 
 def fsdp() -> None:
-    """Check FP32 master weights, gathered in BF16 and then cast to FP8. A gathered weight has no `main_grad`."""
+    """Check FP32 master weights that are gathered in BF16, then cast to FP8. A gathered weight has no `main_grad`."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh(DEVICE, (RANKS,))
     layer: Any = deep_gemm.nn.Linear(HIDDEN, OUT, accumulates_main_grad=True).to(DEVICE)
@@ -142,17 +142,17 @@ def fsdp() -> None:
         assert found[0].dtype == torch.bfloat16
         assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
         near(found[2:], right)
-        with deep_gemm.nn.keep_casts():  # gathered weights are freed, and others reuse their memory
+        with deep_gemm.nn.keep_casts():  # gathered weights are freed, and later ones reuse their memory
             for _ in range(2):
                 near(gradients(model, inputs[RANK], torch.ones((), device=DEVICE)), found)
             number = len(deep_gemm.nn.kept._OF)
-        assert number == 4  # up, down, w1, w2
+        assert number == 4  # the casts of up, down, w1, w2
         sharded = model.state_dict()
         assert all(torch.equal(whole_of(sharded[name]), value) for name, value in before.items())
 
 
 def experts_across() -> None:
-    """An equal part of the experts on each rank."""
+    """Check an equal part of the experts on each rank."""
     torch.manual_seed(0)
     whole, mine = deep_gemm.nn.Experts(4, HIDDEN, 48).to(DEVICE), deep_gemm.distributed.owned_experts(4)
     w1, w2 = (w.detach()[mine].clone() for w in (whole.w1, whole.w2))
@@ -164,7 +164,7 @@ def experts_across() -> None:
         layer(leaves[0], ids[tokens], leaves[1]).backward(x.flip(0)[tokens])
         found.append([whole_of(each.grad) for each in (*leaves, *layer.parameters())])
     (of_x, of_p, *of_weights), (x_here, *others) = found[0], found[1]
-    near([x_here], [of_x[tokens]], 2.0**-7)  # each rank's sum is rounded to BF16
+    near([x_here], [of_x[tokens]], 2.0**-7)  # each rank rounds its sum to BF16
     near(others, [of_p[tokens], *(grad[mine] for grad in of_weights)])
 
 
@@ -177,7 +177,7 @@ def tensor_parallel() -> None:
         parallelize_module(model, init_device_mesh(DEVICE, (RANKS,)), plan)
 
     def near(found: list[Tensor], right: list[Tensor]) -> None:
-        """Compare results; a part of a row has a scale of its own, so errors of casts differ, as far as there are."""
+        """Compare results. By recipe "row", a rank's part of a row has its own scale, so its errors of casts differ."""
         near_in_all(found, right, 1e-6 if recipe == "block" else 0.07)
 
     for bias, recipe in ((False, "block"), (True, "block"), (True, "row")):
@@ -188,9 +188,9 @@ def tensor_parallel() -> None:
             x = numbers(2, tokens, HIDDEN)
             with torch.no_grad():
                 near([whole_of(model(x))], [whole(x)])
-                assert torch.equal(model.up(x), whole.up(x).chunk(RANKS, dim=-1)[RANK])  # rows of w are whole here
+                assert torch.equal(model.up(x), whole.up(x).chunk(RANKS, dim=-1)[RANK])  # whole rows of w are here
             near(gradients(model, x, weight), gradients(whole, x, weight))
-            model.requires_grad_(False)  # a model that passes gradients on
+            model.requires_grad_(False)  # a frozen model, through which gradients pass
             leaf = x.clone().requires_grad_()
             model(leaf).mul(weight).sum().backward()
             model.requires_grad_()
@@ -201,7 +201,7 @@ def tensor_parallel() -> None:
 
 
 def logprobs() -> None:
-    """A vocabulary that ranks share has the bits of a whole one, and its gradients; an uneven share is refused."""
+    """A vocabulary shared by ranks has the bits and gradients of a whole vocabulary; an uneven share is refused."""
     rows, vocabulary = (4096, RANKS * 4096) if DEVICE == "cuda" else (128, RANKS * 128)
     hidden, head = numbers(40, HIDDEN).bfloat16(), numbers(vocabulary - 40, HIDDEN).bfloat16()
     ids = torch.arange(40, device=DEVICE) * (vocabulary // 40 - 1)

@@ -81,7 +81,7 @@ def test_a_recipe_is_that_of_the_layers_and_state_dicts_are_the_same() -> None:
     by_block: Any = models[0]
     by_row: Any = models[1]
     assert same_state(by_row.state_dict(), by_block.state_dict())
-    by_row.load_state_dict(fp8_checkpoint())  # blocks' scales, which are multiplied
+    by_row.load_state_dict(fp8_checkpoint())  # loading multiplies values by blocks' scales
     by_row.load_state_dict(by_block.state_dict())
     ours = deep_gemm.nn.Linear(HIDDEN, INTER, recipe="row")
     ours.load_state_dict(by_row.up.state_dict())
@@ -90,7 +90,7 @@ def test_a_recipe_is_that_of_the_layers_and_state_dicts_are_the_same() -> None:
     assert same_bits(by_row.up(x), ours(x))
     assert not same_bits(by_row.up(x), by_block.up(x))
     assert repr(by_row.down).endswith("products=fp8, recipe=row)")
-    by_row.up.recipe = "block"  # between steps
+    by_row.up.recipe = "block"  # the recipe may change between steps
     assert same_bits(by_row.up(x), by_block.up(x))
     assert to_fp8_inference(by_row).converted == ["up", "down"]
 
@@ -116,7 +116,7 @@ def test_a_model_for_inference_is_made_of_linear(dtype: torch.dtype, trained: bo
     x = numbers(2, 5, HIDDEN, dtype=dtype)
     right = some(deep_gemm.linear(x, deep_gemm.per_block_cast_to_fp8(plain.up.weight), bias=plain.up.bias))
     assert same_bits(model.up(x), right.to(dtype))
-    assert error(model(x), plain(x)) < TYPICAL_OF_EXPERTS  # two products and an activation between
+    assert error(model(x), plain(x)) < TYPICAL_OF_EXPERTS  # two products and an activation between them
     assert isinstance(model.up, deep_gemm.nn.FrozenLinear)
     assert (model.up.in_features, model.up.bias is not None, model.down.bias) == (HIDDEN, True, None)
     with torch.autocast("cpu", torch.bfloat16):
@@ -186,7 +186,7 @@ class Doubled(torch.nn.Linear):
 
 
 class Zoo(torch.nn.Module):
-    """Layers of all sorts."""
+    """A model with layers of all kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ def test_a_model_that_is_one_layer() -> None:
 
 @pytest.mark.parametrize("change", BOTH)
 def test_parameters_are_counted_once_and_stay_counted(change: Any) -> None:
-    """A weight that two layers share is one, in FP8 or not."""
+    """A weight that two layers share is one weight, in FP8 or not."""
     model: Any = Mlp()
     model.embedding, model.tied = torch.nn.Embedding(16, HIDDEN), torch.nn.Linear(HIDDEN, 16, bias=False)
     model.tied.weight = model.embedding.weight
@@ -345,7 +345,7 @@ def test_parameters_are_counted_once_and_stay_counted(change: Any) -> None:
 
 
 def fp8_checkpoint() -> dict[str, Tensor]:
-    """As the form of DeepSeek-V3 has it."""
+    """Make a checkpoint in the form of DeepSeek-V3."""
     found = {}
     for name, value in Mlp(torch.bfloat16).state_dict().items():
         if name.endswith("weight"):
@@ -372,7 +372,7 @@ def test_a_checkpoint_in_fp8_is_loaded_and_is_what_a_converted_model_has(assign:
     with torch.no_grad():
         for p in (*model.parameters(), *model.buffers()):
             p.view(torch.uint8).zero_()
-    model.load_state_dict(Mlp(torch.bfloat16).state_dict(), assign=assign)  # not cast yet
+    model.load_state_dict(Mlp(torch.bfloat16).state_dict(), assign=assign)  # these weights are not cast yet
     assert same_bits(model(x), right(x))
     assert model.up.weight.dtype == torch.float8_e4m3fn
 
@@ -417,11 +417,11 @@ def test_state_dicts_that_would_give_wrong_numbers_are_refused() -> None:
 
 
 FORMS = {"dynamic": "(n, 1) in BF16", "static": "(1,)", "modelopt": "()"}
-"""Scales of FP8_DYNAMIC, of compressed-tensors by tensor, and of ModelOpt."""
+"""The scales of FP8_DYNAMIC, of compressed-tensors for a tensor, and of ModelOpt."""
 
 
 def by_row(w: Tensor, form: str) -> tuple[Tensor, Tensor]:
-    """Cast a weight as checkpoints of such a form have it: values and scales."""
+    """Cast a weight to values and scales in this form of checkpoints."""
     largest = w.float().abs().amax(dim=1, keepdim=True) if form == "dynamic" else w.float().abs().amax()
     scales = (largest / 448).bfloat16() if form == "dynamic" else largest / 448
     values = (w.float() / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -429,7 +429,7 @@ def by_row(w: Tensor, form: str) -> tuple[Tensor, Tensor]:
 
 
 def checkpoint_by_row(state: dict[str, Tensor], form: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Give a checkpoint of a state dict, and the state dict of a converted model that has loaded it."""
+    """Return a checkpoint in this form, and the state dict of a converted model that has loaded the checkpoint."""
     found, right = {}, {}
     for name, value in state.items():
         found[name] = right[name] = value
@@ -454,7 +454,7 @@ def test_scales_of_rows_and_tensors_are_loaded_by_the_names_of_checkpoints(form:
     model.register_buffer("v_scale", torch.zeros(1))
     to_fp8_inference(model)
     of_cache = {"v_scale": torch.ones(1)}
-    model.load_state_dict(state | of_cache | {"k_scale": torch.ones(1)}, assign=assign)  # strict loading takes these
+    model.load_state_dict(state | of_cache | {"k_scale": torch.ones(1)}, assign=assign)  # strict loading accepts these
     assert same_state(dict(model.state_dict()), right | of_cache)
     del model.v_scale
     x = numbers(6, HIDDEN, dtype=torch.bfloat16)
@@ -535,7 +535,7 @@ def test_a_model_in_training_multiplies_a_state_dict_in_fp8(dtype: torch.dtype, 
     right, model, state = Mlp(dtype), Mlp(dtype), fp8_checkpoint()
     to_fp8_training(model)
     right.load_state_dict(dequantized_state_dict(state, dtype))
-    model.load_state_dict(state, assign=assign)  # strictly: scales are used up
+    model.load_state_dict(state, assign=assign)  # strict: all scales are used
     for layer, expected in ((model.up, right.up), (model.down, right.down)):
         assert same_bits(layer.weight.detach(), expected.weight.detach())
     experts = deep_gemm.nn.Experts(2, 32, 16, dtype=dtype)
@@ -640,7 +640,7 @@ def test_a_model_of_transformers_is_trained_and_generates() -> None:
 
 
 def compressed(layer: Any, form: str) -> tuple[Tensor, Tensor]:
-    """Let a layer hold FP8 as compressed-tensors does: wrapped, with a scheme."""
+    """Put FP8 into a layer as compressed-tensors does: wrapped, with a scheme."""
     w, scales = by_row(layer.weight.detach(), form)
     layer.weight, layer.weight_scale, layer.input_scale = map(torch.nn.Parameter, (w, scales, torch.ones(1)))
     layer.quantization_scheme, layer.quantization_status = "W8A8", "compressed"
@@ -657,7 +657,7 @@ def compressed(layer: Any, form: str) -> tuple[Tensor, Tensor]:
 def test_layers_that_hold_fp8_already_are_taken_as_they_are(form: str) -> None:
     layer: Any = torch.nn.Linear(HIDDEN, INTER)
     model, w, x = torch.nn.ModuleDict({"lm_head": layer}), compressed(layer, form), numbers(3, HIDDEN)
-    assert to_fp8_inference(model).converted == ["lm_head"]  # whatever its name, as it is in FP8
+    assert to_fp8_inference(model).converted == ["lm_head"]  # its name does not matter, since it is in FP8
     assert same_bits(layer(x), some(deep_gemm.linear(x, w, bias=layer.bias)).float())
     ours = deep_gemm.nn.FrozenLinear(w, layer.bias)
     assert vars(layer).keys() == vars(ours).keys() | {"in_features", "out_features"}
@@ -679,7 +679,7 @@ def test_all_layers_of_compressed_tensors_are_converted_or_none() -> None:
 
     refused(lambda _: None, "left by the filter", filter=lambda name, _: name == "down")
     refused(hold("weight_zero_point", torch.zeros(1)), "its forward is another")
-    refused(hold("weight", torch.zeros(INTER, HIDDEN)), "its forward is another")  # after the first forward
+    refused(hold("weight", torch.zeros(INTER, HIDDEN)), "its forward is another")  # happens after the first forward
     refused(hold("weight_scale", torch.ones(3)), r"weight_scale: expected a scale for each of 272 rows or for all")
     refused(hold("weight_scale", torch.ones(INTER, 9)), "weight_scale: expected shape")
     refused(lambda layer: setattr(layer, "forward", functools.partial(layer.forward)), "its forward is another")
@@ -702,7 +702,7 @@ def test_a_checkpoint_of_modelopt_is_loaded_into_a_model_without_weights_and_sav
     assert to_fp8_inference(copy.deepcopy(model), lambda name, _: name in ignored).converted == ignored
     left = to_fp8_inference(model).left
     assert [name for name, why in left.items() if why == "ignored by quantization_config"] == ignored
-    assert not [name for name in model.state_dict() if name.endswith("_scale_inv")]  # in the form of its checkpoint
+    assert not [name for name in model.state_dict() if name.endswith("_scale_inv")]  # names as in its checkpoint
     of_cache = {f"model.layers.0.self_attn.{name}_scale": torch.ones(1) for name in "kv"}
     model.load_state_dict(state | of_cache, assign=True)
     said = model.config.quantization_config
@@ -728,13 +728,13 @@ def test_what_is_said_of_a_checkpoint_follows_the_scales_that_are_loaded() -> No
     assert in_blocks["quant_method"] == "fp8"
     first = {name: x for name, x in state.items() if "self_attn" in name}
     model.load_state_dict(first, strict=False)
-    assert "quant_method" not in model.config.quantization_config  # no reader has a word for both
+    assert "quant_method" not in model.config.quantization_config  # no name covers both forms
     model.load_state_dict(state)
     assert model.config.quantization_config["quant_method"] == "compressed-tensors"
     again = copy.deepcopy(model)
     again.load_state_dict(small_qwen().state_dict())
     assert list(again.state_dict()) == list(model.state_dict())
-    assert again.config.quantization_config["quant_method"] == "compressed-tensors"  # cast by row, as it was
+    assert again.config.quantization_config["quant_method"] == "compressed-tensors"  # cast by row, like before
     of_tensor = small_qwen()
     of_tensor.lm_head = deep_gemm.nn.FrozenLinear((torch.zeros(256, 64).to(torch.float8_e4m3fn), torch.ones(1)))
     to_fp8_inference(of_tensor)
@@ -744,7 +744,7 @@ def test_what_is_said_of_a_checkpoint_follows_the_scales_that_are_loaded() -> No
 @pytest.mark.parametrize("form", ["dynamic", "static"])
 @pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe"])
 def test_a_model_of_compressed_tensors_is_converted_and_saved(kind: str, form: str, tmp_path: Path) -> None:
-    """transformers has multiplied the scales of experts, so they are BF16."""
+    """transformers multiplies the scales of experts in, so these weights are BF16."""
     pytest.importorskip("compressed_tensors")
     transformers, safetensors = pytest.importorskip("transformers"), pytest.importorskip("safetensors.torch")
     more = {"moe_intermediate_size": 128, "num_experts": 4, "num_experts_per_tok": 2} if kind == "Qwen3Moe" else {}
@@ -775,7 +775,7 @@ def test_a_model_of_compressed_tensors_is_converted_and_saved(kind: str, form: s
     for name, x in right.items():
         if f"{name}_scale" in right and "experts" not in name:
             assert same_bits(found[name], x)
-            # transformers has rounded them to the model's type
+            # transformers rounds the scales to the model's type
             assert same_bits(found[f"{name}_scale"], right[f"{name}_scale"].bfloat16().float())
     with torch.no_grad():
         logits = model(tokens).logits

@@ -34,7 +34,7 @@ def layer_of(*, dtype: torch.dtype = torch.float32, seed: int = 0, **more: Any) 
 
 
 def routes(tokens: int, *, none: bool = True, num: int = NUM, seed: int = 2) -> tuple[Tensor, Tensor]:
-    """Ids with some -1, unless it is not `none`, and weights."""
+    """Draw ids and weights. Some ids are -1 if `none` is true."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(-1 if none else 0, num, (tokens, TOPK), generator=generator)
     return ids, torch.rand(tokens, TOPK, generator=generator)
@@ -44,7 +44,7 @@ Found = tuple[Tensor, ...]
 
 
 class Plain(torch.nn.Module):
-    """The same by torch, in FP32."""
+    """The same mixture computed by torch in FP32."""
 
     def __init__(self, layer: Experts) -> None:
         super().__init__()
@@ -85,10 +85,10 @@ def test_the_result_has_the_bits_of_the_layer_of_inference(tokens: int, w_dtype:
 
 
 def of_casts(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> Found:
-    """Compute all results expert by expert in FP64, from the casts' numbers, rounded to BF16 where products write BF16.
+    """Compute all results expert by expert in FP64 from the casts' numbers; round to BF16 where products write BF16.
 
-    Operands cast along an expert's rows have the type of the layer's inputs, or of gate and up. Products in BF16 take
-    operands rounded to BF16, and the activation is multiplied by weights of routes.
+    Operands cast along an expert's rows have the type of the layer's inputs, or of gate and up. Products in BF16 read
+    operands rounded to BF16. The activation is multiplied by the routes' weights.
     """
     is_fp8 = layer.products == "fp8"
 
@@ -134,7 +134,7 @@ def test_it_is_made_of_products_of_casts(tokens: int, dtype: torch.dtype, limit:
     x, grad = numbers(tokens, HIDDEN, dtype=dtype), numbers(tokens, HIDDEN, dtype=dtype, seed=3)
     got, right = trained(layer, x, ids, weights, grad), of_casts(layer, x, ids, weights, grad)
     for name, mine, its in zip(NAMES, got, right, strict=True):
-        # A number that is rounded to BF16 or to FP8 the other way is seldom, and small.
+        # A number rarely rounds to BF16 or FP8 the other way, and then it is small.
         assert error(mine, its) < 4e-3, name
 
 
@@ -178,7 +178,7 @@ IDS = {
 @BOTH
 @pytest.mark.parametrize("name", IDS)
 def test_routes_of_any_sort_with_memory_that_holds_nan(name: str, products: str) -> None:
-    """Rows without a token hold anything, and none of it reaches a result."""
+    """Rows without a token may hold any value, which must not reach a result."""
     layer, ids = layer_of(products=products), IDS[name]
     x, grad = numbers(len(ids), HIDDEN), numbers(len(ids), HIDDEN, seed=3)
     weights = torch.rand(ids.shape)
@@ -236,7 +236,7 @@ def test_what_is_kept_is_x_and_gate_and_up_and_small_things(products: str) -> No
     assert small == 4 * (4 * tokens * TOPK + 2 * NUM)
 
 
-# In the company of torch
+# Together with torch's own features
 
 
 def test_a_router_learns() -> None:
@@ -254,7 +254,7 @@ def test_a_router_learns() -> None:
 @BOTH
 @pytest.mark.parametrize("needed", ["x", "topk_weights", "w1", "w2", "x topk_weights w1 w2"])
 def test_torch_counts_the_products_that_are_computed(needed: str, products: str) -> None:
-    """Forward two; back through w2 unless w2 alone is trained, then one for each of x, w1 and w2."""
+    """Forward has two products. Backward has one by w2, unless w2 alone is trained, and one for each of x, w1, w2."""
     layer, (ids, weights) = layer_of(products=products), routes(40)
     by_w1, by_w2 = 2 * ids.numel() * 2 * INTER * HIDDEN, 2 * ids.numel() * INTER * HIDDEN
     leaves = {"x": numbers(40, HIDDEN), "topk_weights": weights, "w1": layer.w1, "w2": layer.w2}

@@ -1,4 +1,4 @@
-"""Modules for inference: they give their functions' results, and no cast of a model changes their weights' types."""
+"""Modules for inference return the results of their functions, and no cast of a model changes their weights' types."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def weight(*shape: int, of: str) -> Operand:
 
 
 def cases(of: str) -> list[tuple[torch.nn.Module, tuple[Any, ...], Any]]:
-    """Give modules, their arguments, and the results of the functions that they call."""
+    """Return modules, their arguments, and the results of the functions that they call."""
     if of == "bf16":
         x, both = torch.randn(5, HIDDEN), (torch.randn(NUM, 2 * INTER, HIDDEN), torch.randn(NUM, HIDDEN, INTER))
         given, (v1, v2) = (x, random_routes(5, 2, NUM), torch.rand(5, 2)), (w.bfloat16() / 10 for w in both)
@@ -58,7 +58,7 @@ def test_modules_are_their_functions_whatever_a_model_is_cast_to(of: str) -> Non
         types = [each.dtype for each in module.state_dict().values()]
         right = in_bf16.to(given[0].dtype)
         assert same_bits(module(*given), right)
-        assert same_bits(module.half()(*given), right)  # the bias is ones, in any type
+        assert same_bits(module.half()(*given), right)  # the bias is ones, exact in any type
         held = module.state_dict()
         assert [each.dtype for each in held.values()] == [
             torch.float16 if name == "bias" else dtype for name, dtype in zip(held, types, strict=True)
@@ -106,7 +106,7 @@ def test_values_are_parameters_that_nobody_trains() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_gradients_flow_through_frozen_experts(dtype: torch.dtype, limit: float | None, products: str) -> None:
-    """They have the bits of `nn.Experts`, which casts the same weights, in `keep_casts` too."""
+    """Gradients have the bits of `nn.Experts`, which casts the same weights, also within `keep_casts`."""
     torch.manual_seed(0)
     trained = deep_gemm.nn.Experts(NUM, HIDDEN, INTER, limit, products=products)
     cast: Any = deep_gemm.per_block_cast_to_fp8 if products == "fp8" else torch.Tensor.bfloat16

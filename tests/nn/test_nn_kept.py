@@ -1,4 +1,4 @@
-"""Casts of weights that are kept for a block: the same bits, from one cast of each weight, and never of an old one."""
+"""Casts of weights that a block reuses: the same bits, from one cast of each weight, and never from an old weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS, HIDDEN, INTER, NUM = 24, 144, 80, 4
 
 
 class Model(torch.nn.Module):
-    """A layer of each kind; a weight of three."""
+    """A model with a layer of each kind. Three of its weights are cast."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -103,13 +103,13 @@ def test_a_weight_that_changes_is_cast_again() -> None:
         for weight in (model.linear.weight, model.experts.w1, model.experts.w2):
             with torch.no_grad():
                 weight.mul_(1.5)
-            fresh = Model()  # a model whose weights were never cast in a block
+            fresh = Model()  # its weights were never cast in a block
             fresh.load_state_dict(model.state_dict())
             assert same([step(model, 1), *gradients(model)], [step(fresh, 1), *gradients(fresh)])
 
 
 class ByData(torch.optim.SGD):
-    """An optimizer whose changes torch does not count, like optimizers that keep FP32 weights of their own."""
+    """An optimizer whose changes torch does not count, like optimizers with FP32 weights of their own."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -133,7 +133,7 @@ def test_a_step_of_an_optimizer_ends_what_was_kept() -> None:
 
 
 def test_backward_may_run_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run backward in another thread, as always on a GPU."""
+    """Run backward in another thread, as torch always does on a GPU."""
     model, calls = Model(), count_calls(monkeypatch, kept, "cast_both_ways")
     with keep_casts():
         loss = model(batch(0)).square().sum()
@@ -174,7 +174,7 @@ def test_parameters_whose_changes_nothing_counts_are_cast_anew(grad: bool, monke
 
 
 def test_what_is_no_parameter_is_cast_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor may be gone by the next call, and another tensor may have its id."""
+    """A tensor may be freed before the next call, and another tensor may then get its id."""
     calls = count_calls(monkeypatch, kept, "per_block_cast_to_fp8")
     with keep_casts():
         for _ in range(2):
@@ -183,7 +183,7 @@ def test_what_is_no_parameter_is_cast_in_each_call(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_graph_that_is_captured_uses_no_casts_from_ahead_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the graph's replays would multiply with weights from before the capture."""
+    """Otherwise the graph's replays would multiply by weights from before the capture."""
     model, is_capturing = Model(), [False]
     monkeypatch.setattr(kept, "_is_capturing", lambda: is_capturing[0])
     calls = count_calls(monkeypatch, kept, "cast_both_ways", "per_block_cast_to_fp8", "cast_transposed")
@@ -199,7 +199,7 @@ def test_a_graph_that_is_captured_uses_no_casts_from_ahead_of_it(monkeypatch: py
         step(model, 0)
         assert not calls
     is_capturing[0] = True
-    with keep_casts():  # the capture has the whole block
+    with keep_casts():  # the capture contains the whole block
         for _ in range(2):
             step(model, 0)
     assert calls == ["cast_both_ways"] * 3

@@ -39,7 +39,7 @@ def layer_of(name: str, **more: Any) -> Any:
 
 
 def given_to(name: str, *leading: int, size: int = IN, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
-    """Tokens, and routes to experts, some of them none."""
+    """Draw tokens, and for mixtures also routes to experts, some of them without an expert."""
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(-1, 5, (*leading, 2), generator=generator)
     routes = (ids, torch.rand(*leading, 2, generator=generator)) if "experts" in name else ()
@@ -51,7 +51,7 @@ def grad_for(name: str, *leading: int, dtype: torch.dtype = torch.bfloat16) -> T
 
 
 class Within(torch.nn.Module):
-    """A layer that is called in a way of its own."""
+    """A module that calls a layer by the given function."""
 
     def __init__(self, layer: torch.nn.Module, call: Any) -> None:
         super().__init__()
@@ -99,8 +99,8 @@ def test_a_result_is_changed_in_place(name: str, leading: tuple[int, ...]) -> No
 def test_a_model_is_compiled_as_one_graph_of_the_same_bits(
     name: str, device: str, backend: str, frozen: str, dtype: torch.dtype
 ) -> None:
-    """No gradient is rounded first in a graph: rounded to BF16 ahead of a cast it leads to other bits of FP8."""
-    without_bias = {} if "experts" in name else {"bias": False}  # Inductor sums up its gradient in another order
+    """A graph must not round a gradient before its cast: rounding to BF16 first would give other bits of FP8."""
+    without_bias = {} if "experts" in name else {"bias": False}  # Inductor adds up a bias's gradient in another order
     model = Within(layer_of(name, **without_bias).to(device), lambda layer, *given: layer(*given).relu())
     next(model.parameters()).requires_grad_(frozen != "the first weight")
     counter = CompileCounterWithBackend(backend)
@@ -120,7 +120,7 @@ def test_a_model_is_compiled_as_one_graph_of_the_same_bits(
         assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
         with torch.no_grad():
             assert same_bits(compiled(*given), found[0][0])
-    assert counter.frame_count <= 2  # with gradients, and without
+    assert counter.frame_count <= 2  # one with gradients, one without
 
 
 @EACH
@@ -134,7 +134,7 @@ def test_autocast_decides_the_type_and_weights_keep_theirs(name: str, dtype: tor
             return layer(*given)
 
     found = [trained(Within(layer, under_autocast), x, *routes, grad)]
-    with torch.autocast("cpu", dtype):  # backward inside of it is the same
+    with torch.autocast("cpu", dtype):  # backward inside of autocast gives the same
         found.append(trained(layer, x, *routes, grad))
     for got in found:
         assert (got[0].dtype, got[1].dtype) == (dtype, torch.float32)
@@ -154,9 +154,9 @@ def test_activations_are_recomputed_with_the_same_bits(name: str, device: str, u
 @EACH
 @DEVICES
 def test_in_the_batch_invariant_mode_a_token_has_one_result(name: str, device: str) -> None:
-    """However a batch is cut, here and in inference, compiled, recomputed, in a graph, and by part of a weight's rows.
+    """The result must not depend on how a batch, or a weight's rows, are cut, nor on training, compiling or a graph.
 
-    On a GPU few tokens and many take other kernels, and outside of the mode k of the linear weight is cut for few.
+    On a GPU, few tokens and many run other kernels. Outside of this mode, few tokens split k of the linear weight.
     """
     deep_gemm.set_batch_invariant(True)
     kind, on_gpu, is_mixture = LAYERS[name], device == "cuda", "experts" in name
@@ -198,7 +198,7 @@ def test_in_the_batch_invariant_mode_a_token_has_one_result(name: str, device: s
 @DEVICES
 def test_training_repeats_its_bits_and_passes_torchs_check(name: str, device: str) -> None:
     layer, given = layer_of(name).to(device), [x.to(device) for x in given_to(name, 300)]
-    with deterministic():  # raises where torch knows of an order that depends on time
+    with deterministic():  # raises an error if an operation's order depends on time
         first, again = (trained(layer, *given, grad_for(name, 300).to(device)) for _ in range(2))
     assert all(a.any() and same_bits(a, b) for a, b in zip(first, again, strict=True))
 
@@ -219,7 +219,7 @@ def test_on_meta_a_layer_gives_shapes(name: str, dtype: torch.dtype, grad: bool)
 
 
 class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes calls operators."""
+    """Makes torch run calls as operators."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -258,7 +258,7 @@ def test_transforms_are_refused_in_words(name: str) -> None:
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_an_exported_layer_has_the_same_bits(name: str, dtype: torch.dtype, grad: bool, strict: bool) -> None:
-    """Export in grad mode and under no_grad; the number of tokens is open."""
+    """Export in grad mode and under no_grad. The number of tokens may vary."""
     layer, given = layer_of(name, dtype=dtype), given_to(name, 6, 2, dtype=dtype)
     open_tokens = ({0: torch.export.Dim("m")},) * len(given)
     with torch.set_grad_enabled(grad):

@@ -1,4 +1,4 @@
-"""A linear layer that is trained in FP8: torch's arguments, three products of casts, and no work without need."""
+"""A linear layer that is trained in FP8: torch's arguments, three products of casts, and no work that is not needed."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_by_rows_it_is_three_public_products_of_public_casts(tokens: int, bias: 
     type_of_d = dtype if dtype == torch.bfloat16 else torch.float32
 
     def product(a: Tensor, b: Tensor, dtype: torch.dtype, c: Tensor | None = None) -> Tensor:
-        """Multiply along k, which zeros fill up to a multiple of 16. A C of one row is added to all rows."""
+        """Multiply along k, padded with zeros to a multiple of 16. A C of one row is added to all rows."""
         d = torch.empty(len(a), len(b), dtype=dtype)
         of_16 = (torch.nn.functional.pad(each, (0, -each.shape[1] % 16)) for each in (a, b))
         fp8_a, fp8_b = (deep_gemm.per_token_cast_to_fp8(each, gran_k=0) for each in of_16)
@@ -141,7 +141,7 @@ def test_by_rows_it_is_three_public_products_of_public_casts(tokens: int, bias: 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_small_regression_is_learned_as_in_fp32(recipe: str) -> None:
-    """Two layers learn the weights of two other layers; if one had no gradient, they would fail."""
+    """Two layers learn the weights of two other layers. If a layer had no gradient, the loss would stay high."""
     losses = []
     for kind in (partial(Linear, recipe=recipe), torch.nn.Linear):
         torch.manual_seed(0)
@@ -170,7 +170,7 @@ SPREADS = st.sampled_from([0, 2, 6])
 @settings(max_examples=60)
 @given(st.sampled_from(RECIPES), st.integers(1, 300), SIZES, SIZES, st.integers(0, 2**16), SPREADS)
 def test_gradients_are_within_the_stated_bound(recipe: str, m: int, k: int, n: int, seed: int, spread: int) -> None:
-    """The bound is in norms of the operands for any numbers, and in the gradient's own norm for random ones."""
+    """For any numbers the bound is in norms of the operands; for random numbers, in the gradient's own norm."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -204,7 +204,7 @@ def test_the_bound_of_casts_is_one_and_a_tight_one(rows_of_scale: int) -> None:
 
 
 def test_wrong_gradients_are_not_within_the_bound() -> None:
-    """A gradient without its casts' scales, transposed, or of another token is much further away."""
+    """A gradient without its casts' scales, transposed, or of another token has a much larger error."""
     layer, x, grad = layer_of(), numbers(64, IN, dtype=torch.float32), numbers(64, OUT, dtype=torch.float32, seed=2)
     _, of_x, of_weight, _ = trained(layer, x, grad)
     right = grad.t() @ x
@@ -259,7 +259,7 @@ IN_ORDER, TURNED = "cast_weight", "cast_weight_back"
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the products and casts, as they are called."""
+    """Return a list that receives the names of products and casts as they are called."""
     called = count_calls(monkeypatch, module, ROWS, BOTH, PRODUCT, NT, IN_ORDER, TURNED)
     monkeypatch.setattr(backward_of_x, NT, getattr(module, NT))
     return called
@@ -310,7 +310,7 @@ def test_a_result_that_is_added_to_main_grad_is_changed_in_place() -> None:
     assert layer.weight.main_grad.any()
 
 
-# In the company of torch
+# Together with torch's own features
 
 
 def test_a_tracer_of_fx_takes_layers_as_leaves() -> None:
@@ -325,7 +325,7 @@ def test_a_tracer_of_fx_takes_layers_as_leaves() -> None:
 
 @pytest.mark.parametrize("tokens", [16, 40])
 def test_torch_counts_three_products(tokens: int) -> None:
-    """Also where a call is a graph's. (torch compiles nothing beside a counter, and then computes a call as it is.)"""
+    """A graph's calls are counted too. (torch compiles nothing under a counter, and then runs a call as it is.)"""
     layer, one = layer_of(), 2 * tokens * IN * OUT
     exported = torch.export.export(layer, (numbers(tokens, IN),)).module()
     compiled = torch.compile(layer, backend="aot_eager")
@@ -343,7 +343,7 @@ def test_torch_counts_three_products(tokens: int) -> None:
 
 
 def test_a_program_that_has_loaded_dtensor_compiles_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph's first call may be the one that tells DTensor the shardings: that is done beside the graph."""
+    """A graph's first call may register our shardings with DTensor; this must happen outside of the graph."""
     importlib.import_module("torch.distributed.tensor")
     monkeypatch.setattr(sharding, "_known", [])
     layer, x = layer_of(), numbers(40, IN)
@@ -454,7 +454,7 @@ def test_a_main_grad_that_cannot_be_added_to_is_refused(buffer: Tensor | None, m
 @pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [0, 1, 5, 130, 1000, 4096])
 def test_a_gpu_gives_what_the_cpu_gives(tokens: int, w_dtype: torch.dtype, dtype: torch.dtype, recipe: str) -> None:
-    """Casts are the same to the bit, so products are as near as a tensor core's sums are."""
+    """Casts have the same bits on both devices, so products differ only by the tensor cores' sums."""
     layer = layer_of(dtype=w_dtype, recipe=recipe)
     x, grad = numbers(tokens, IN, dtype=dtype), numbers(tokens, OUT, dtype=dtype, seed=2)
     got = trained(copy.deepcopy(layer).cuda(), x.cuda(), grad.cuda())

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, beside torch's and in any pieces; and new weights in place."""
+"""Log-probabilities of given tokens, compared with torch's and in pieces of any size; and new weights in place."""
 
 from __future__ import annotations
 

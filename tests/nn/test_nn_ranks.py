@@ -1,4 +1,4 @@
-"""Converted models in company of torch's ways to share work among processes (ranks.py)."""
+"""Converted models together with torch's ways to share work among processes (ranks.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_two_processes_have_what_one_has(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def gpus() -> int:
-    """Give four if the machine has four GPUs, else two, else one."""
+    """Return four if the machine has four GPUs, else two if it has two, else one."""
     return next(count for count in (4, 2, 1) if torch.cuda.device_count() >= count)
 
 

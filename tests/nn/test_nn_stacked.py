@@ -92,7 +92,7 @@ def test_one_call_trains_experts_in_bf16_and_leaves_linear_layers(dtype: torch.d
         each.backward()
     for got, expected in zip(model.parameters(), plain.parameters(), strict=True):
         assert got.grad.any()
-        assert error(got.grad, expected.grad) < 0.02  # BF16's, which FP8 would not keep
+        assert error(got.grad, expected.grad) < 0.02  # the error of BF16; FP8's is larger
     optimizer.step()
     assert model(tokens(), labels=tokens()).loss < loss
     ours.load_state_dict(dict(zip(("w1", "w2"), (getattr(layer, name) for name in WEIGHTS), strict=True)))
@@ -143,7 +143,7 @@ def test_experts_whose_sizes_are_multiples_of_8_are_trained_in_bf16_alone() -> N
 
 
 def test_experts_that_a_filter_leaves_stay_as_they_are() -> None:
-    """All read one configuration, which says how experts are computed."""
+    """All experts read one configuration, which says how experts are computed."""
     for chosen in EXPERTS:
         model = model_of()
         plain = copy.deepcopy(model)
@@ -174,7 +174,7 @@ def test_one_call_freezes_experts_and_all_parameters_stay_counted(trained: bool)
     assert same_bits(layer(*routed(model)), ours(*routed(model)))
     x, ids, p = routed(model)
     other_ranks = ids.clone()
-    other_ranks[:, 1] = 4  # behind all experts
+    other_ranks[:, 1] = 4  # 4 is behind all experts
     assert same_bits(layer(x, other_ranks, p), layer(x, ids, p * torch.tensor([1.0, 0.0])))
     assert error(model(tokens()).logits, plain(tokens()).logits) < 2 * TYPICAL_OF_EXPERTS
     assert model.generate(tokens()[:, :4], max_new_tokens=3, do_sample=False).shape == (2, 7)
@@ -185,17 +185,17 @@ def test_state_dicts_go_from_each_form_to_each() -> None:
     plain, trained, frozen, late = (model_of() for _ in range(4))
     to_fp8_training(trained)
     to_fp8_training(late)
-    for model in (frozen, late):  # a hook of training stays, and leaves frozen weights alone
+    for model in (frozen, late):  # the hook of training stays, and ignores frozen weights
         to_fp8_inference(model)
     in_fp8 = copy.deepcopy(frozen.state_dict())
     assert {f"{EXPERTS[0]}.{name}{end}" for name in WEIGHTS for end in ("", "_scale_inv")} <= in_fp8.keys()
     for model in (frozen, late):
         for held in model.state_dict().values():
             held.view(torch.uint8).zero_()
-        model.load_state_dict(plain.state_dict())  # cast as they are loaded
+        model.load_state_dict(plain.state_dict())  # loading casts them
         assert all(same_bits(held, in_fp8[name]) for name, held in model.state_dict().items())
         model.load_state_dict(in_fp8)
-    trained.load_state_dict(in_fp8)  # multiplied as they are loaded
+    trained.load_state_dict(in_fp8)  # loading multiplies them by their scales
     plain.load_state_dict(dequantized_state_dict(in_fp8))
     assert all(same_bits(held, plain.state_dict()[name]) for name, held in trained.state_dict().items())
     key = f"{EXPERTS[0]}.down_proj"

@@ -1,4 +1,4 @@
-"""A small transformer with experts learns in FP8 as it does in BF16, and one whose gradients are wrong is found out."""
+"""A small transformer with experts learns in FP8 as in BF16, and a transformer with wrong gradients is detected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compared(bf16: list[float], fp8: list[float]) -> Any:
 def test_fp8_learns_as_bf16_does(bf16: list[float], tmp_path: Path) -> None:
     found = compared(bf16, example.train_fp8(SMALL))
     assert found.why_not() is None
-    for step in range(0, example.STEPS, example.LAST):  # all the way, not at the end alone
+    for step in range(0, example.STEPS, example.LAST):  # at every step, not only at the end
         means = [sum(curve[step : step + example.LAST]) / example.LAST for curve in (found.bf16, found.fp8)]
         assert abs(means[0] - means[1]) < 0.05, step
     example.draw(found, tmp_path / "curves.svg")
@@ -39,7 +39,7 @@ def test_fp8_learns_as_bf16_does(bf16: list[float], tmp_path: Path) -> None:
 
 
 def shift_gradients_of_experts(model: Any) -> None:
-    """Give each expert the gradient of its neighbour."""
+    """Pass each expert the gradient of its neighbour."""
     for block in model.blocks:
         block.experts.w1.register_hook(lambda grad: grad.roll(1, 0))
 
@@ -51,7 +51,7 @@ def freeze_experts(model: Any) -> None:
 
 @pytest.mark.parametrize("change", [shift_gradients_of_experts, freeze_experts])
 def test_a_model_with_wrong_gradients_is_found_out(bf16: list[float], change: Any) -> None:
-    """Train in BF16, which takes less time: only the curves decide, not the type in which a model was trained."""
+    """Train in BF16, which is faster: only the curves decide, not the type in which a model was trained."""
     found = compared(bf16, example.train_bf16(SMALL, change=change))
     assert found.apart > 5 * example.TOLERANCE
     reason = some(found.why_not())
@@ -62,7 +62,7 @@ def test_curves_that_only_seem_to_agree_are_refused() -> None:
     guess = [2.77] * example.STEPS
     assert compared(guess, guess).why_not().startswith("BF16 learned too little")
     assert compared([1.2] * 300, [float("nan")] * 300).why_not().startswith("FP8 ends at nan")
-    assert compared([1.2] * 300, [1.17] * 300).why_not() is not None, "better is as suspicious as worse"
+    assert compared([1.2] * 300, [1.17] * 300).why_not() is not None, "a better curve is as suspicious as a worse one"
     assert compared([1.2] * 300, [1.21] * 300).why_not() is None
 
 

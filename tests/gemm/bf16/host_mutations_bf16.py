@@ -1,4 +1,4 @@
-"""Ways to break the host's half of a BF16 product's launch, and trials: `host_mutations.py` runs them."""
+"""Mistakes in the host's half of a BF16 product's launch, and their trials, which `host_mutations.py` runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lab.casts import wider
 TURNED = Majors(True, True)
 
 
-# Trials. Strides differ wherever two could be mistaken for each other.
+# Trials. Two strides that could be confused always differ.
 
 
 def spread(p: Any, **more: int) -> Any:
-    """Lay the contiguous lines of these operands further apart, by this number of elements."""
+    """Copy these operands to memory whose contiguous lines are longer by `more[name]` elements."""
     wide = {
         name: wider(x, extra) if x.dim() < 2 or x.stride(-1) == 1 else wider(x.mT, extra).mT
         for name, extra in more.items()
@@ -104,7 +104,7 @@ TRIALS: dict[str, Callable[[], None]] = {
 }
 
 
-# Mutations: module, text, its replacement, and trials; one of them must notice
+# Mutations: a module, a text, its replacement, and trials. One of the trials must notice the mistake.
 
 ONE, TURNED_ONE, SPLIT, HEADS = "bf16", "bf16 turned", "bf16 split", "bf16 heads"
 ROWS = ("bf16 ids", "bf16 ends", "bf16 counts")
@@ -128,12 +128,12 @@ SWAPS: list[tuple[str, ...]] = [
     # The first product of experts
     ("gemm.config.tall", "self.block_n // 2 if epilogue.gates_apart", "64 if epilogue.gates_apart", "bf16 experts"),
     ("gemm.launch", "math.inf if p.limit is None else p.limit", "math.inf", "bf16 experts"),
-    # Groups along k
+    # Groups along k, by depths of the host
     ("gemm.bf16_depths", "accumulate(blocks, initial=0)", "range(len(blocks))", DEPTHS),
     ("gemm.bf16_depths", "blocks, range(len(blocks)), strict", "blocks, [0] * len(blocks), strict", DEPTHS),
     ("gemm.bf16_depths", '"count": len(some)', '"count": len(some) - 1', DEPTHS),
     ("gemm.bf16_depths", 'firsts, "num_k_blocks": blocks', 'blocks, "num_k_blocks": firsts', DEPTHS),
-    # Groups along k that the GPU counts
+    # Groups along k, by depths on the GPU
     ("gemm.maps", "(columns, box[0], rows), (pitch, pitch)", "(columns, box[0], rows - 1), (pitch, pitch)", *COUNTED),
     ("gemm.maps", "(columns, box[0], rows), (pitch, pitch)", "(columns, box[0] - 1, rows), (pitch, pitch)", *COUNTED),
     ("gemm.maps", f"row_pitch(x){LATE_MAP}", f"columns{LATE_MAP}", *COUNTED),

@@ -1,4 +1,4 @@
-"""Ways to break the code of BF16 kernels that FP8 kernels do not share, and the trials that must notice."""
+"""Mistakes in the code that only BF16 kernels have, and the trials that must notice them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ MUTATIONS = [
     Mutation("the last CTA's sums left out", _ONCE, "sender < kClusterK; ++sender", "sender + 1 < kClusterK; ++sender", shows_in=SPLITS),
     Mutation("stored at the sender's rows", _ONCE, "tile.row_m + owner * 16", "tile.row_m + warp * 16", shows_in=SPLITS_C),
     Mutation("stored in the order of CTAs", _ONCE, "(quad_of_cta * kClusterK + rank) * 8", "(rank * kQuadsPerCta + quad_of_cta) * 8", shows_in=SPLITS),
-    # Groups along k
+    # Groups along k, by depths of the host
     Mutation("the last group left out", _PARTS, "tiles_of_part * parts.count) return false", "tiles_of_part * (parts.count - 1)) return false", shows_in=DEPTHS),
     Mutation("groups without depth still added", _PARTS, "if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;", "if (kAddsToD && parts.num_k_blocks[tile.part] != 0) return false;", shows_in=ADDING),
     Mutation("tiles counted through all groups", _PARTS, "take(tile, next_tile - tile.part * tiles_of_part)", "take(tile, next_tile)", shows_in=DEPTHS),
@@ -128,7 +128,7 @@ MUTATIONS = [
     Mutation("C of the first group", _PARTS, "p.c + p.parts.group[tile.part] * p.parts.c_stride * kOutputBytes", "p.c", shows_in=DEPTHS),
     Mutation("C of the deepest group", _PARTS, "p.c + p.parts.group[tile.part] *", "p.c + tile.part *", shows_in=DEPTHS),
     Mutation("D of the deepest group", _PARTS, "{ return p.parts.group[tile.part]; }", "{ return tile.part; }", shows_in=DEPTHS),
-    # Groups along k that the GPU counts
+    # Groups along k, by depths on the GPU
     Mutation("depths from the host everywhere", _COUNTED, "if (depths.counts == nullptr)", "if (true)", shows_in=COUNTED),
     Mutation("depths from the GPU everywhere", _COUNTED, "if (depths.counts == nullptr)", "if (false)", shows_in=COUNTED),
     Mutation("begins behind the groups that are deeper", _COUNTED, "row += is_before ?", "row += is_ahead ?", shows_in=COUNTED),

@@ -1,4 +1,4 @@
-"""Ways to break code that only sums over BF16 products have, and the trials that must notice."""
+"""Mistakes in the code that only sums over BF16 products have, and the trials that must notice them."""
 
 from __future__ import annotations
 

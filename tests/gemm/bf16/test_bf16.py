@@ -1,4 +1,4 @@
-"""BF16 products on the CPU: their arguments, refused ones, gradients, and how a record serves a call."""
+"""BF16 products on the CPU: arguments, refused arguments, gradients, and how a record serves a call."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def numbers(*shape: int) -> Tensor:
 
 
 def whole(*shape: int) -> Tensor:
-    """Draw whole numbers: sums of their products are exact in any order in which a host's library adds."""
+    """Draw whole numbers. Sums of their products are exact, in whatever order the host's library adds."""
     return numbers(*shape).mul(4).round()
 
 
 def given(x: Tensor, transposed: bool, mn_major: bool) -> Tensor:
-    """A matrix `[m, k]`, or `[k, m]` if transposed, that lies as asked, in room of whole 16 bytes."""
+    """Return x `[m, k]`, or `[k, m]` if transposed, in either major, in lines whose pitch is a multiple of 16 bytes."""
     rows, columns = x.shape
     room = x.new_zeros((columns, rows + -rows % 8) if mn_major else (rows, columns))
     lying = room[:, :rows].t() if mn_major else room
@@ -60,7 +60,7 @@ def test_dense_products_take_either_major(major: str, a_is_mn: bool, b_is_mn: bo
 
 
 def test_rows_of_the_reference_have_one_order_of_sums_in_the_batch_invariant_mode() -> None:
-    """Dense, stacked and counted rows. Without the mode 116 of a lone row's 144 sums differed: torch 2.13, x86 CPU."""
+    """Check dense, stacked and counted rows. Without the mode, 116 of one row's 144 sums differed (torch 2.13, x86)."""
     deep_gemm.set_batch_invariant(True)
     a, b = (torch.randn(rows, 1040, generator=torch.Generator().manual_seed(rows)).bfloat16() for rows in (300, 144))
     right = torch.empty(300, 144)
@@ -157,7 +157,7 @@ def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
 
 @pytest.mark.parametrize("zero_padding", [True, False])
 def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept(zero_padding: bool) -> None:
-    """A holds NaN in these rows. With ids `ensure_zero_padding`, which callers pass as False, changes nothing."""
+    """A holds NaN in these rows. With ids, `ensure_zero_padding` (which callers pass as False) changes nothing."""
     ids = torch.tensor([-1] * 130 + [0] * 3 + [-1] * 170 + [1] + [-1] * 100)
     a, b, d = numbers(len(ids), K), numbers(2, N, K), torch.full((len(ids), N), 7.0)
     a[ids < 0] = torch.nan
@@ -216,7 +216,7 @@ SIZES = {"b": 6, "h": 3, "m": 8, "n": 16, "k": 64, "r": 24, "d": 32}
 @pytest.mark.parametrize("expr", EXPRESSIONS)
 def test_einsum(expr: str) -> None:
     operands, _, _ = expr.partition("->")
-    # As tests of callers have it: the weight is a part of a wider tensor.
+    # The weight is a part of a wider tensor, as in tests of callers.
     a, b = (numbers(*(SIZES[x] for x in axes[:-1]), SIZES[axes[-1]] + 8)[..., :-8] for axes in operands.split(","))
     right = torch.einsum(expr, a.float(), b.float())
     made = some(deep_gemm.einsum(expr.replace(",", ", "), a, b, use_cublaslt=True))
@@ -274,7 +274,7 @@ def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> 
     a, b, room = numbers(*of_a), numbers(*of_b), torch.zeros(1 << 16)
     for name, shape in (("a", of_a), ("b", of_b)):
         given = {"a": a, "b": b, name: room.view(torch.bfloat16)[: prod(shape)].view(shape)}
-        first = prod(shape) // 2 - 4  # the last 16 bytes
+        first = prod(shape) // 2 - 4  # D overlaps the last 16 bytes
         with pytest.raises(ValueError, match=rf"^d: expected memory that does not overlap {name}$"):
             deep_gemm.einsum(expr, given["a"], given["b"], room[first : first + prod(of_d)].view(of_d))
     d, c = (room[first : first + prod(of_d)].view(of_d) for first in (0, 4))
@@ -287,7 +287,7 @@ def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> 
 
 
 class Unread(Tensor):
-    """A tensor whose elements the host must not ask for, as it would wait for a GPU."""
+    """A tensor whose elements the host must not read, since reading them would wait for a GPU."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -298,7 +298,7 @@ class Unread(Tensor):
 @pytest.mark.parametrize("ks", [(64, 0, 128), (3, 0, 70), (64, 64, 0)])
 @pytest.mark.parametrize("said", ["host", "tensor", "both", "ends"])
 def test_who_computes_groups_along_k(monkeypatch: pytest.MonkeyPatch, ks: tuple[int, ...], said: str) -> None:
-    """Depths of whole k-blocks that the host knows are parameters; others are counted, and the host never waits."""
+    """If the host knows depths of whole k-blocks, they become parameters. Else the GPU counts; the host never waits."""
     problems: list[Any] = []
     monkeypatch.setattr(bf16_depths, "run_parts", problems.append)
     a, b, tensor = numbers(192, 8), numbers(192, N), int32(*ks).as_subclass(Unread)

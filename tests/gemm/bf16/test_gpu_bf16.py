@@ -1,4 +1,4 @@
-"""BF16 products on a GPU: right over majors, edges and outputs; a row's bits whatever m is; the same bits each time."""
+"""BF16 products on a GPU: majors, edges and outputs; a row's bits for every m; the same bits each time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def framed(m: int, n: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, helpers.Framed]:
-    """An output of NaN, and its frame."""
+    """Return an output full of NaN, and its frame."""
     frame = helpers.framed((m, n), dtype, "cuda")
     return frame.view.fill_(torch.nan), frame
 
@@ -96,7 +96,7 @@ def test_a_graph_may_capture_products_of_calls_that_were_made() -> None:
     assert calc_diff(d, a.float() @ b.float().t()) < TOLERANCE
 
 
-# Grouped products of BF16 and einsum on a GPU, against references: layouts, majors, empty groups, gradients.
+# Grouped BF16 products and einsum on a GPU, against references: layouts, majors, empty groups, gradients.
 
 
 ROWS = [[300, 0, 5, 128], [1, 1, 1, 1], [0, 0, 700, 0], [64, 129, 255, 33]]
@@ -131,7 +131,7 @@ def test_stacked_rows(rows: list[int], turned: bool, ends: bool) -> None:
 
 @pytest.mark.parametrize("limit", [None, 1.0])
 def test_experts_have_the_same_bits_whoever_activates(monkeypatch: pytest.MonkeyPatch, limit: float | None) -> None:
-    """Sizes that no tile divides, and tokens with gaps between them."""
+    """Use sizes that no tile divides, and tokens with gaps between them."""
     x = numbers(1000, 336)[:, :328]
     w1, w2, p = numbers(9, 2 * 136, 328, seed=1), numbers(9, 328, 136, seed=2), numbers(1000, 3, seed=3)
     ids = torch.randint(-1, 9, (1000, 3), device="cuda", generator=torch.Generator("cuda").manual_seed(4))
@@ -160,7 +160,7 @@ def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept() -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(576, 7168), (4096, 512), (2112, 2056)])
 def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone(n: int, k: int) -> None:
-    """Neither the row's place, its group's rows, the number of groups, the form of the layout nor the hint matters."""
+    """The row's index, its group's rows, the number of groups, the layout's form and the hint must not matter."""
     x, w = numbers(1100, k), numbers(5, n, k, seed=1)
     right = some(deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w[2:3], None, int32([0] * 1100)))
     for rows in (1, 7, 64, 65, 129, 300, 1100):
@@ -226,7 +226,7 @@ def test_groups_along_k(ks: list[int], dtype: torch.dtype, on_host: bool) -> Non
 def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(ends: bool) -> None:
     drawn = ([200, 3, 0, 129], [0, 0, 448, 63], [1, 1, 1, 1], [0, 0, 0, 0], [447, 0, 64, 0])
     a, b = numbers(512, 136), numbers(512, 264, seed=1)
-    a[-1] = torch.nan  # no group has the last row
+    a[-1] = torch.nan  # the last row is in no group
     c, d = numbers(4, 136, 264, seed=2).float(), torch.empty(4, 136, 264, device="cuda")
     layouts = [int32(ks).cumsum(0).int() if ends else int32(ks) for ks in drawn]
     layout = layouts[0].clone()
@@ -281,7 +281,7 @@ def test_gradients_of_grouped_rows() -> None:
         assert calc_diff(of_w, g.float().t() @ x.float()) < TOLERANCE
 
 
-# Sums over BF16 products on a GPU: right over shapes, strides and majors; the same bits each time; in a graph.
+# Sums over BF16 products on a GPU: shapes, strides and majors; the same bits each time; in a graph.
 
 
 SUM = "bmk,bnk->mn"

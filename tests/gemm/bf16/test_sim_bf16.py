@@ -106,7 +106,7 @@ SAME = (
 
 @pytest.mark.parametrize("config", SAME, ids=lambda config: config.name)
 def test_a_rows_bits_depend_on_neither_tile_nor_other_rows(config: Bf16Config) -> None:
-    """The simulator truncates sums as tensor cores do; an H200 has confirmed this model."""
+    """The simulator truncates sums as tensor cores do. A test on an H200 has confirmed this model."""
     first = SAME[1]
     p = sim.random_problem(first, 200, 104, 64 * 9 + 8, seed=3)
     right = run_simulated(first, p, truncate=True).d
@@ -116,16 +116,16 @@ def test_a_rows_bits_depend_on_neither_tile_nor_other_rows(config: Bf16Config) -
         assert torch.equal(got, right[:rows])
 
 
-# A row's bits follow from the row and its weight alone, in every form of groups: by the tensor cores' own arithmetic.
+# A row's bits depend on the row and its weight alone, in every form of groups, with the tensor cores' arithmetic.
 
 
 N, K, ROWS = 72, 200, 100
 OWN = 1
-"""The group whose rows are looked at."""
+"""The group whose rows the test compares."""
 
 
 def products(config: Bf16Config, a: Tensor, b: Tensor, layout: list[int]) -> Tensor:
-    """D of grouped rows."""
+    """Return D of grouped rows."""
     d = torch.full((*a.shape[:-1], b.shape[1]), CANARY)
     numbers = torch.tensor(layout, dtype=torch.int32)
     p = Problem(a, None, b, None, d, numbers, config.work, None, None, expected_m=1.0, alignment=1)
@@ -137,10 +137,10 @@ def grouped(block_m: int, block_n: int, groups: works.Work) -> Bf16Config:
 
 
 def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone() -> None:
-    """Neither the tile, the form of the layout, the row's place, its group's rows nor the number of groups matters."""
+    """The tile, the layout's form, the row's index, its group's rows and the number of groups must not matter."""
     x, w = numbers(ROWS, K), numbers(3, N, K, seed=1)
     right = products(grouped(64, 64, works.ENDS), x, w[OWN : OWN + 1], [ROWS])
-    assert not torch.equal(right, x.float() @ w[OWN].float().t())  # the arithmetic is not the exact one
+    assert not torch.equal(right, x.float() @ w[OWN].float().t())  # proves that the simulator's sums are not exact
     for rows in (1, 65, ROWS):
         for block_m, block_n in ((64, 64), (128, 128), (256, 64)):
             ahead = 3 + rows % 7
@@ -170,7 +170,7 @@ def test_bits_of_a_heads_row_depend_on_it_and_its_weight_alone(tile: tuple[int, 
 
 
 def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
-    """A group begins its sums with its own first row, and the zeros behind its last one add nothing."""
+    """A group's sums begin at its own first row, and the zeros behind its last row add nothing."""
     turned, ks = Majors(True, True), (64, 0, 192)
     outputs = [Output(is_fp32=True, work=groups) for groups in (works.PARTS, works.COUNTED)]
     by_host, by_gpu = (bf16_config(64, 64, output, turned) for output in outputs)
@@ -187,7 +187,7 @@ def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
         assert torch.equal(outcome.d[1:], right)
 
 
-# BF16 kernels as NVRTC 12.8 compiles them, in the simulator: each tile is stored before the next one is looked for.
+# BF16 kernels in the form that NVRTC 12.8 compiles: each tile is stored before the next tile is claimed.
 
 
 FILE, CHOICE = "tile.cuh", "!kHasScales && kCudaRelease < 1209"
@@ -257,7 +257,7 @@ def test_sums_are_right(case: str, schedule: str | None) -> None:
 
 
 def test_slices_follow_from_sizes() -> None:
-    """Slices give every SM one tile; fewer where they would be shallow, since each costs a D in FP32."""
+    """Slices give every SM one tile. Shallow products get fewer slices, since each slice costs a D in FP32."""
     sums = ((128, 384, 8192), (256, 256, 32768), (384, 128, 24576), (128, 384, 258), (64, 64, 64), (128, 384, 2))
     found = {
         (m, n, blocks): (config.block_m, config.block_n, config.cluster_size, slices)

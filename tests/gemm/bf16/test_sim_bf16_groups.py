@@ -50,7 +50,7 @@ def test_padding_is_zeroed_where_asked(groups: works.Work) -> None:
 
 @pytest.mark.parametrize("tile", [(64, 64), (128, 128)])
 def test_rows_without_a_group_cost_nothing(tile: tuple[int, int]) -> None:
-    """Rows without a group take neither loads nor products, and a block of such rows alone is not written."""
+    """Rows without a group are neither loaded nor multiplied. A block that holds only such rows is not written."""
     config, found = bf16_config(*tile, Output(work=works.IDS)), []
     for none in (0, 58, 700):
         layout = (*[-1] * none, *[0] * 70, *[-1] * none, *[1] * 100, *[-1] * none)
@@ -86,12 +86,12 @@ def test_the_deepest_parts_come_first() -> None:
 
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
 def test_no_cluster_straddles_two_groups(cluster: tuple[int, int]) -> None:
-    """The last of an odd number of tiles of a group has no neighbour, and takes none of the next group."""
+    """If a group has an odd number of tiles, no CTA may pair its last tile with a tile of the next group."""
     config = bf16_config(128, 128, Output(is_fp32=True, adds_to_d=True, work=works.PARTS), TN, *cluster)
     Bf16DepthsTrial(config, (384, 256), 296, 296, 3, num_sms=4).run()
 
 
-# Groups along k of BF16 of depths that the GPU counts, in the simulator: edges within k-blocks, orders, clusters.
+# Groups along k of BF16 whose depths are on the GPU: edges within k-blocks, orders, clusters.
 
 
 OF_COUNTED = [replace(output, work=works.COUNTED) for output in OUTPUTS]
@@ -108,7 +108,7 @@ OF_COUNTED = [replace(output, work=works.COUNTED) for output in OUTPUTS]
 def test_groups_along_k_of_any_depth(
     ks: tuple[int, ...], output: Output, cluster: tuple[int, int], on_gpu_alone: bool, schedule: str | None
 ) -> None:
-    """Rows behind the last group are NaN: that a k-block ends with its group is checked to the last row."""
+    """Rows behind the last group are NaN, so the test shows that the last k-block ends exactly with its group."""
     config = bf16_config(128, 128, output, TN, *cluster)
     Bf16CountedTrial(config, ks, 264, 136, 2, schedule, on_gpu_alone).run()
 
@@ -116,7 +116,7 @@ def test_groups_along_k_of_any_depth(
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
 @pytest.mark.parametrize("on_gpu_alone", [True, False])
 def test_no_cluster_straddles_two_counted_groups(cluster: tuple[int, int], on_gpu_alone: bool) -> None:
-    """The last of an odd number of tiles of a group has no neighbour, and takes none of the next group."""
+    """If a group has an odd number of tiles, no CTA may pair its last tile with a tile of the next group."""
     config = bf16_config(128, 128, OF_COUNTED[2], TN, *cluster)
     Bf16CountedTrial(config, (384, 256), 296, 296, 3, on_gpu_alone=on_gpu_alone, more_rows=0, num_sms=4).run()
 
@@ -127,6 +127,6 @@ def test_more_groups_than_a_launch_takes() -> None:
 
 
 def test_depths_that_are_wrong_lead_nowhere_outside() -> None:
-    """No check can see depths on a GPU. Depths beyond the operands are cut off, and other groups stay right."""
+    """No check can read depths on a GPU. Depths past the operands' end are cut off, and other groups stay correct."""
     config = bf16_config(64, 64, OF_COUNTED[1], TN)
     Bf16CountedTrial(config, (70, 0, 30, 0), 72, 72, 3, told=(70, -5, 1000, 2**31 - 1)).run()

@@ -1,4 +1,4 @@
-"""Ways to break the fp8_gemm kernel, by mistakes once made in such kernels, and the trials that must notice."""
+"""Mistakes that were once made in kernels like fp8_gemm, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break the fp8_gemm kernel's code for scales of fewer than 128 columns, and the trials that must notice."""
+"""Mistakes in the fp8_gemm kernel's code for scales of fewer than 128 columns, and the trials that must notice them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _LOOP, _GEMM, _OPERAND, _ROWS, _SLOT, _THREAD = (
 _ARRIVE = "if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&shared.ring.full[at.stage]);"
 
 MUTATIONS = [
-    # Written to slots
+    # Written to a slot
     Mutation("the slot is full without its scales", _GEMM, "shared.ring.init(kFinishingWarps);", "shared.ring.init();"),
     Mutation("the warp that scales takes no tiles", _ROWS, "kConvertGroups * kConvertWarps + kScalingWarps);", "kConvertGroups * kConvertWarps);", shows_in=IDS),
     Mutation("scales overwrite those that are read", _WRITE, "        wait_until_free(shared.ring, at);\n", ""),
@@ -106,7 +106,7 @@ MUTATIONS = [
     Mutation("a scale for a flag", _CHUNK, "kScalesWritten - 1)", "kScalesWritten - 2)"),
     Mutation("the flag is read before the slot is full", _LOOP, "      if (!is_loaded) wait_until_loaded(ring, at);\n      is_loaded = true;\n", ""),
     Mutation("what folds is multiplied in parts too", _LOOP, "        continue;\n", ""),
-    # Read
+    # Read from a slot
     Mutation("B's scales of the first part", _CHUNK, "scale_of_part(part, kScalePartsOfB) * kChunks;", "0;"),
     Mutation("A's scales of the first part", _CHUNK, "scale_of_part(part, kScaleParts) * kScaleRows + ", "", shows_in=PARTS),
     Mutation("B's scales of the first slot", _CHUNK, "in_first_slot.sfb + stage * kScales + scale_of_part", "in_first_slot.sfb + scale_of_part"),
@@ -119,7 +119,7 @@ MUTATIONS = [
     Mutation("parts of rows by the first scale of B", _ROW, "scale_of_part(part_of_piece<kOfUnit>(piece), kScalePartsOfB) * kBlockN;", "0;", shows_in=BY_ROW),
     Mutation("parts of rows by the first scale of A", _ROW, "scale_of_part(part_of_piece<kOfUnit>(piece), kScaleParts) * kScaleRows;", "0;", shows_in=BY_ROW),
     Mutation("a row's slot is let go behind its first part", _ROW, "if (piece + 1 == kPieces) {", "if (piece == 0) {", shows_in=BY_ROW),
-    # Loaded
+    # Loaded by TMA
     Mutation("scales of A of the k-block's number", _OPERAND, "tile.row_m, k_block * kScaleParts,", "tile.row_m, k_block,", shows_in=PARTS),
     Mutation("scales of B of the k-block's number", _OPERAND, "tile.row_n, k_block * kScalePartsOfB,", "tile.row_n, k_block,", shows_in=BY_ROW),
     Mutation("scales of B of the k-block's number, by groups", _ROWS, "k_block * kScalePartsOfB, tile.group);", "k_block, tile.group);", shows_in=IDS_BY_ROW),

@@ -1,4 +1,4 @@
-"""Ways to break the fp8_gemm_decode kernel's code for fine scales, and the trials that must notice."""
+"""Mistakes in the fp8_gemm_decode kernel's code for fine scales, and the trials that must notice them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _replace(name: str, old: str, new: str, shows_in: object = None) -> Mutation
 
 
 MUTATIONS = [
-    # Scales on their way
+    # Scales: from global to shared memory
     _replace("scales of B of the first warpgroup's rows", "work.row_n + ptx::warp_index() / 4 * 64)", "work.row_n)"),
     _replace("scales of B of the first tile's rows", "(work.row_n + ptx::warp_index()", "(ptx::warp_index()"),
     _replace("scales of rows past the last", "first_row + load.row < last_row ? first_row + load.row : last_row", "first_row + load.row"),

@@ -1,4 +1,4 @@
-"""Ways to break the fp8_gemm_decode kernel's code for FP4 weights, and the trials that must notice."""
+"""Mistakes in the fp8_gemm_decode kernel's code for FP4 weights, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break fp8_gemm's code for FP4 weights, dense and of grouped rows, and the trials that must notice."""
+"""Mistakes in fp8_gemm's code for FP4 weights, dense and of grouped rows, and the trials that must notice them."""
 
 from __future__ import annotations
 

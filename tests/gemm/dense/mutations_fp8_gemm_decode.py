@@ -1,4 +1,4 @@
-"""Ways to break the fp8_gemm_decode kernel, by mistakes easily made in one, and the trials that must notice."""
+"""Mistakes that are easily made in the fp8_gemm_decode kernel, and the trials that must notice them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ MUTATIONS = [
     Mutation("the last tile moved up too far", _TILE, "p.m - kBlockTokens : 0;", "p.m - kBlockTokens - 1 : 0;"),
     Mutation("the last tile moved up where C is added", _TILE, "kMovesLastTileUp = !kWithC;", "kMovesLastTileUp = true;", shows_in=WITH_C),
     Mutation("clusters count as CTAs", _TILE, "ptx::block_index() / kClusterK", "ptx::block_index()"),
-    # The weight ahead of A
+    # The weight is loaded before A
     Mutation("loads the weight ahead though it is not ready", _DECODE, "  if (p.weight_is_ready) {", "  {"),
     Mutation("loads A ahead with the weight", _DECODE, "load_b(work.k_block + stage * kSlotBlocks, stage);", "load_b(work.k_block + stage * kSlotBlocks, stage), load_a(work.k_block + stage * kSlotBlocks, stage);"),
     Mutation("loads B again behind the wait", _DECODE, "i < end_ahead; i += kSlotBlocks, at = at.next()) load_a(i, at.stage);", "i < end_ahead; i += kSlotBlocks, at = at.next()) load_b(i, at.stage), load_a(i, at.stage);"),

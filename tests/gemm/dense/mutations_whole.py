@@ -1,4 +1,4 @@
-"""Ways to break what kernels do if no scale changes along k, and how biases of groups are found, and the trials."""
+"""Mistakes in code for scales that do not change along k and for biases of groups, and the trials for them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lab.sim.whole import PromotedFewTrial, PromotedTrial
 
 
 def whole(output: Output, **more: object) -> Output:
-    """Give an output of operands whose scales do not change along k."""
+    """Return the output with operands whose scales do not change along k."""
     return replace(output, sfa=WHOLE, sfb=WHOLE, **more)  # type: ignore[arg-type]
 
 
-ODD = 1296  # 11 k-blocks, so that every tile has code for any number of them
+ODD = 1296  # 11 k-blocks, so that every tile has code for any number of k-blocks
 TALL, WIDE = tile_config(128, 96, whole(FP32), k=ODD), tile_config(128, 256, whole(BF16_C32), k=ODD)
 HIGH = tile_config(256, 128, whole(FP32), k=ODD)
 SHARED = tile_config(128, 64, whole(FP32), cluster_m=2, k=ODD)
@@ -49,7 +49,7 @@ TRIALS = [
     *(DecodeTrial(DECODE, 45, 72, 1808, 14, name) for name in ("late_loads", "slow_math", "slow_warps")),
     *(DecodeTrial(DECODE_SPLIT, 13, 200, 1936, seed) for seed in (15, 16)),
     DecodeRowsTrial(DECODE_ROWS, (3, 3, 14), 17, rows=20, alignment=1, n=72, k=656),
-    # The kernel ahead still writes A and all scales: `linear` and `experts` launch products so, behind their casts.
+    # The kernel ahead still writes A and all scales: `linear` and `experts` launch products this way after their casts.
     *(DecodeTrial(each, 45, 200, 1296, 18, **BEHIND_CAST) for each in (DECODE, DECODE_SPLIT)),
     DecodeRowsTrial(DECODE_ROWS, (3, 3, 14), 19, rows=20, alignment=1, n=72, k=656, **BEHIND_CAST),
     DenseTrial(TALL, 45, 72, 1296, 20, is_dependent=True),

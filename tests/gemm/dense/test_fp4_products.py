@@ -1,4 +1,4 @@
-"""Products with FP4 weights (MXFP4): the forms that callers may give, the results, and refused arguments."""
+"""Products with FP4 weights (MXFP4): the forms in which callers pass them, the results, and refused arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deep_gemm.gemm.packed import as_e4m3
 
 
 def product(a: Any, b: Any, call: Any = deep_gemm.fp8_fp4_gemm_nt, **said: Any) -> Tensor:
-    """The D that the function makes."""
+    """Return the D that the function makes."""
     d = call(a, b, **said)
     assert isinstance(d, Tensor)
     return d
@@ -97,7 +97,7 @@ def test_whole_words_are_not_copied() -> None:
 
 
 def behind_a_byte(x: Tensor) -> Tensor:
-    """Copy a tensor to an address that suits no element of more than a byte, as a file mapped to memory may lie."""
+    """Copy a tensor to an address where only one-byte elements may begin, as in a file that is mapped to memory."""
     buffer = bytearray(x.nbytes + 16)
     first = 1 - torch.frombuffer(buffer, dtype=torch.uint8).data_ptr() % 4 & 3
     return torch.frombuffer(buffer, dtype=x.dtype, count=x.numel(), offset=first).view(x.shape).copy_(x)
@@ -118,7 +118,7 @@ REFUSED: dict[str, Callable[..., dict[str, Any]]] = {
         "b": (b[:, :40], sf),
     },
 }
-"""Words of an error, and a change of a right call's weight that leads to it."""
+"""The beginning of an error, and the change of a correct call's weight that causes it."""
 
 
 @pytest.mark.parametrize("message", REFUSED)

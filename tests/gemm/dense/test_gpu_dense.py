@@ -1,4 +1,4 @@
-"""The fp8_gemm kernel on a GPU: every reachable configuration's bits, sizes at the limits, streams, graphs, threads."""
+"""The fp8_gemm kernel on a GPU: bits of every reachable configuration, sizes at limits, streams, graphs, threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
 pytestmark = pytest.mark.gpu
 
 Operand = tuple[Tensor, Tensor]
-# Bounds of the whole result's error: rounding D to BF16 gives 1.7e-3, the tensor cores' own sums 1.3e-4.
+# Bounds of the error of all of D: rounding D to BF16 causes 1.7e-3, the tensor cores' own sums 1.3e-4.
 RELATIVE = {torch.bfloat16: 3e-3, torch.float32: 1e-3}
 
 
@@ -48,7 +48,7 @@ def operands(m: int, n: int, k: int, seed: int = 0, *, by_row: bool = False) -> 
 
 
 def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> Problem:
-    """Make a problem, with the C that the configuration takes."""
+    """Make a problem with the C that the configuration needs."""
     c = None
     if config.adds_to_d:
         c = d.normal_()
@@ -59,19 +59,19 @@ def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> Proble
 
 
 def right_d(p: Problem, c: Tensor | None) -> Tensor:
-    """Compute D by the reference on the GPU; `c` is C as it was before the product."""
+    """Compute D by the reference on the GPU; `c` holds the values of C from before the product."""
     d = torch.empty_like(p.d)
     reference.compute(p._replace(d=d, c=c))
     return d
 
 
 def assert_right(p: Problem, got: Tensor, right: Tensor, config: GemmConfig | None = None) -> None:
-    """Within the tensor cores' bound everywhere, and close as a whole; the worst element is named with its tile."""
+    """Check each element by the tensor cores' bound, and D as a whole. The error names the worst element and tile."""
     allowed = allowed_difference(p, right, TENSOR_CORES)
     mistakes = describe_mistakes(got, right, allowed, (config.block_m, config.block_n) if config else None)
     assert mistakes is None, f"{config.name if config else 'chosen'}: {mistakes}"
     relative = float((got.double() - right.double()).norm() / right.double().norm())
-    assert relative < RELATIVE[got.dtype], f"{relative:.1e} of the whole result"
+    assert relative < RELATIVE[got.dtype], f"{relative:.1e} for the whole result"
 
 
 FINE = [config for config in configs.reachable_dense() if config.operands in FINE_OPERANDS]
@@ -86,7 +86,7 @@ def kernels() -> None:
 
 @pytest.mark.parametrize("index", range(len(CONFIGS)))
 def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index: int) -> None:
-    """Small integers: no sum of a block needs more bits than the tensor cores keep."""
+    """The operands are small integers: no sum of a k-block needs more bits than the tensor cores keep."""
     config = CONFIGS[index]
     dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240 if config.has_tail else 128 * 36 - 16
@@ -118,7 +118,7 @@ def test_the_same_bits_whatever_m_is_where_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("m", [1, 16, 128, 1000])
 def test_products_that_start_beside_the_end_of_the_kernel_ahead_are_right(m: int) -> None:
-    """Each product reads the copy that the kernel ahead writes; without waiting it would read the old zeros."""
+    """Each product reads a copy that the kernel ahead writes. A product that does not wait would read the old zeros."""
     a, b = operands(m, 2112, 7168)
     right = some(deep_gemm.fp8_gemm_nt(a, b))
     deep_gemm.set_pdl(True)
@@ -174,7 +174,7 @@ def test_the_same_call_gives_the_same_bits(m: int, n: int, k: int) -> None:
 
 
 def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
-    """A new thread has no context of the driver, neither to load a kernel nor to launch a loaded one."""
+    """A new thread has no CUDA context. It must get one, both to load a kernel and to launch a loaded kernel."""
     torch.manual_seed(0)
     RECORDS.clear()
     kernels: tuple[Any, ...] = (FP8_GEMM, FP8_GEMM_DECODE)
@@ -184,7 +184,7 @@ def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
     a = deep_gemm.per_token_cast_to_fp8(torch.randn(40, 400, device="cuda"))
     b = deep_gemm.per_block_cast_to_fp8(torch.randn(200, 400, device="cuda"))
     found = [torch.full((40, 200), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(3)]
-    for d in found[:2]:  # the first loads the kernel
+    for d in found[:2]:  # the first thread loads the kernel
         in_threads(partial(deep_gemm.fp8_gemm_nt, a, b), [d])
     deep_gemm.fp8_gemm_nt(a, b, found[2])
     assert torch.equal(found[0], found[2])
@@ -243,7 +243,7 @@ def test_two_gpus_in_turn() -> None:
             assert_right(p, d, right_d(p, None))
 
 
-# FP4 weights on a GPU: any number of rows, scales of all sorts, bits, graphs.
+# FP4 weights on a GPU: any number of rows, all kinds of scales, bits, graphs.
 
 
 def problem(m: int, n: int, k: int, seed: int, any_scales: bool = False, d: torch.Tensor | None = None) -> Problem:
@@ -254,7 +254,7 @@ def problem(m: int, n: int, k: int, seed: int, any_scales: bool = False, d: torc
 
 
 def product(p: Problem, rows: slice = slice(None)) -> torch.Tensor:
-    """Call the public function for some rows."""
+    """Call the public function for some rows of the problem."""
     d = deep_gemm.fp8_fp4_gemm_nt((p.a[rows], p.sfa[rows]), (p.b, p.sfb), recipe_a=(1, 128), recipe_b=(1, 32))
     assert isinstance(d, torch.Tensor)
     return d
@@ -269,14 +269,14 @@ def assert_fp4_right(p: Problem, c: torch.Tensor | None = None) -> None:
 @pytest.mark.parametrize("any_scales", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(4096, 7168), (576, 288), (24576, 1536), (5120, 2304), (2880, 2880)])
 def test_any_number_of_rows_through_the_public_function(n: int, k: int, any_scales: bool) -> None:
-    """Records serve other rows, and other weights of the same shape."""
+    """A record must serve other numbers of rows, and other weights of the same shape."""
     for seed, m in enumerate((1, 7, 16, 33, 64, 100, 257, 7, 64)):
         p = problem(m, n, k, seed, any_scales)
         assert_fp4_right(p._replace(d=product(p)))
 
 
 def test_a_graph_takes_what_the_weight_has_become() -> None:
-    """Scales that folded, and then do not: nothing about a weight is decided before the kernel runs."""
+    """The scales fold at first and do not fold later: no decision about a weight is made before the kernel runs."""
     p, other = problem(9, 200, 1312, 1), problem(9, 200, 1312, 2, any_scales=True)
     call = (p.a, p.sfa), (p.b, p.sfb), p.d
     for _ in range(3):
@@ -311,7 +311,7 @@ def test_one_call_gives_the_same_bits_each_time() -> None:
 
 @pytest.mark.parametrize("index", range(len(reachable_decode())))
 def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
-    """A chain over all k-blocks in order. A split is checked against the same split of k, part by part."""
+    """Alone, a CTA adds all k-blocks in one chain, in order. A split is compared with the same split, part by part."""
     config = reachable_decode()[index]
     p = small_integers(config, config.block_tokens - 1, config.block_n + 8, 4240, index, "cuda")
     if config.cluster_k == 1:
@@ -379,7 +379,7 @@ def test_a_record_serves_other_operands_and_streams_and_graphs(m: int, n: int, k
 @pytest.mark.parametrize("words", Words.__members__.values(), ids=str)
 @pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
 def test_fine_scales_give_the_references_bits(operands: Any, words: Words) -> None:
-    """A chain over all parts of k-blocks in order, with any scales; no sum of a part needs more bits than there are."""
+    """The kernel adds all parts of k-blocks in one chain, in order, with any scales. Small integers make sums exact."""
     _, sfa, sfb = operands
     for tokens, warpgroups in ((8, 1), (16, 2), (64, 1)):
         config = some(decode_config(tokens, warpgroups, 1, 1, is_fp32=True, sfa=sfa, sfb=sfb))

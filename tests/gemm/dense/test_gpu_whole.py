@@ -1,4 +1,4 @@
-"""Scales of all of k, and biases, on a GPU: the reference's bits, where sums are promoted, graphs, mixtures."""
+"""One scale for all of k, and biases, on a GPU: the reference's bits, promotion of sums, graphs, mixed scales."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def by_rows(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def integers(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Values so small that tensor cores keep all bits of a run's sum, and any scales."""
+    """Draw integers so small that tensor cores keep all bits of a run's sum, and a scale of any sign for each row."""
     g = torch.Generator("cuda").manual_seed(seed)
     values = torch.randint(-2, 3, shape, generator=g, device="cuda").to(torch.float8_e4m3fn)
     return values, torch.rand(*shape[:-1], 1, generator=g, device="cuda") - 0.3
@@ -57,7 +57,7 @@ def test_every_configuration(config: Any) -> None:
 @pytest.mark.parametrize("c", [None, "c", "bias", "bias in bf16"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 2112, 7168), (24, 576, 1552), (200, 1032, 4096), (4096, 2112, 1536)])
 def test_chosen_kernels_give_the_references_bits(m: int, n: int, k: int, c: str | None, dtype: torch.dtype) -> None:
-    deep_gemm.set_batch_invariant(True)  # no split of k, whose shares are rounded apart
+    deep_gemm.set_batch_invariant(True)  # otherwise k may be split, and each CTA rounds its sum
     a, b = integers(m, k), integers(n, k, seed=1)
     g = torch.Generator("cuda").manual_seed(2)
     added = {
@@ -121,7 +121,7 @@ def test_mixtures(sides: Any, m: int) -> None:
             operands.append(((x / scale).to(torch.float8_e4m3fn), scale))
     a, b = operands
     d = torch.full((m, 1032), torch.nan, dtype=BF16, device="cuda")
-    for _ in range(3):  # the first makes a record
+    for _ in range(3):  # the first call makes a record
         deep_gemm.fp8_gemm_nt(a, b, d.fill_(torch.nan), recipe_a=sides[0], recipe_b=sides[1])
         assert_right_on_gpu(dense_problem(a, b, d, None, recipes=(None, *sides)), d)
 

@@ -1,4 +1,4 @@
-"""Products with scales of fewer than 128 columns, in the simulator: whole results, bits, and which path is taken."""
+"""Products with scales of fewer than 128 columns, in the simulator: whole results, bits, and the chosen path."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_kind_tile_and_depth(operands: Operands, tile: tuple[int, int], k:
 @pytest.mark.parametrize("words", [Words.A, Words.B, Words.A | Words.B])
 @pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
 def test_any_sides_scales_in_words(operands: Operands, words: Words) -> None:
-    """Kernels read B's block scales as words; other scales become FP32. A split's part begins anywhere in a word."""
+    """Kernels read B's block scales as words; other scales become FP32. A split may begin anywhere in a word."""
     of = config(operands, (64, 128), cluster_k=2)
     DenseTrial(of, 72, 200, 1312, 7, any_scales=True, words=words, num_sms=2).run()
 
@@ -97,7 +97,7 @@ def test_bits_do_not_depend_on_the_tile(sfb: Scales) -> None:
 @pytest.mark.parametrize("sfb", [*BLOCKS, Scales(1, 32)], ids=str)
 @pytest.mark.parametrize("of_a", [PER_ROW, Scales(1, 32)], ids=str)
 def test_scales_of_any_size_and_strides(sfb: Scales, of_a: Scales) -> None:
-    """0, NaN, infinite ones beside small ones; columns of another tensor."""
+    """Test scales of 0, NaN, huge beside tiny scales, and scales in the columns of another tensor."""
     of, p = problem(sfb, of_a=of_a)
     p.sfb[1, 3], p.sfb[2, 6], p.sfb[3, 9], p.sfb[0, 5] = 0, torch.nan, 2.0**-100, 2.0**90
     wide = torch.full((p.sfb.shape[0], 50), torch.nan)

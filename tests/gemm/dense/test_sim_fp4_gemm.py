@@ -1,4 +1,4 @@
-"""FP4 weights in the fp8_gemm kernel, in the simulator: every tile, ragged edges, scales that fold and others."""
+"""FP4 weights in the fp8_gemm kernel, in the simulator: every tile, ragged edges, scales that fold and do not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_tile_on_ragged_problems(tile: tuple[int, int, int], any_scales: b
 
 @pytest.mark.parametrize("k", one_in(3, [32, 64, 96, 128, 160, 288, 1312]))
 def test_any_depth(k: int) -> None:
-    """Below one k-block; parts of the last one; CTAs of a split without any."""
+    """Test less than one k-block, a part of the last one, and a split whose last CTAs have no k-block."""
     for of in (config(64, 128), config(64, 64, 4), config(128, 128, 2), config(256, 128)):
         DenseTrial(of, 72, 136, k, k, any_scales=True).run()
 
@@ -69,7 +69,7 @@ def test_biased_schedules(tile: tuple[int, int, int], schedule: str) -> None:
 @pytest.mark.parametrize("schedule", [None, "late_loads", "slow_math"])
 @pytest.mark.parametrize("stages", one_in(2, [2, 3, 4, 5]))
 def test_rings_of_any_length(stages: int, schedule: str | None) -> None:
-    """A slot that comes round within a tile, with it, and within a pass: with two warpgroups, whosever turn it is."""
+    """The ring wraps within a tile, at its end, and within a pass; with two warpgroups, at either one's turn."""
     for of in (config(64, 64), replace(config(64, 64), num_partials=1), config(256, 128)):
         shallow = replace(of, num_stages=stages)
         if shallow.why_illegal() is None:
@@ -97,7 +97,7 @@ def test_every_kind_of_output(kind: str, cluster_k: int) -> None:
 
 
 def spread(pattern: list[int], scales: Tensor) -> Tensor:
-    """Lay a pattern over scales, row by row."""
+    """Repeat a pattern over scales, row by row."""
     return torch.tensor(pattern, dtype=torch.uint8).repeat(scales.numel() // len(pattern)).view(scales.shape)
 
 
@@ -134,7 +134,7 @@ SCALES: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.parametrize("tile", SIZES, ids=str)
 @pytest.mark.parametrize("name", SCALES)
 def test_any_scales_give_the_product_to_the_bit(name: str, tile: tuple[int, int]) -> None:
-    """Each row of A has one number other than zero, so no sum is rounded; the scales decide the number of passes."""
+    """Each row of A has one number that is not zero, so no sum is rounded; the scales decide the number of passes."""
     of, n, k = config(*tile, k=512), 136, 480
     generator = torch.Generator().manual_seed(1)
     a = torch.zeros(77, k)
@@ -156,7 +156,7 @@ def test_any_scales_give_the_product_to_the_bit(name: str, tile: tuple[int, int]
 @pytest.mark.parametrize("schedule", [None, "slow_warps", "slow_producer", "slow_math"])
 @pytest.mark.parametrize("tile", [(64, 128), (128, 64), (256, 128)], ids=str)
 def test_tiles_of_one_launch_have_passes_of_their_own(tile: tuple[int, int], schedule: str | None) -> None:
-    """More tiles than are told of ahead, 1 to 4 passes; and either warp of scales may be the one that needs more."""
+    """More tiles than the queue of passes holds, with 1 to 4 passes each; either scaling warp may need more passes."""
     of = config(*tile, k=256)
     p = random_problem(of, of.block_m, of.block_n * 7, 256, 3)
     scales = bytes_of(p.sfb, 256).clone()
@@ -188,7 +188,7 @@ def test_scales_may_have_any_strides() -> None:
 
 @pytest.mark.parametrize("any_scales", one_in(2, [False, True]))
 def test_bits_do_not_depend_on_the_tile(any_scales: bool) -> None:
-    """They are the decode kernel's too, if all scales fold."""
+    """If all scales fold, the bits must equal the decode kernel's too."""
     decode = [] if any_scales else [DecodeConfig(48, 2, 2, 1, b=E2M1, sfb=MX)]
     p = random_problem(config(64, 64), 40, 264, 1312, 5, any_scales=any_scales)
     assert_same_bits_by([*(config(*tile, k=128) for tile in SIZES), *decode], p)

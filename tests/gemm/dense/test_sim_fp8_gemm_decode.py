@@ -41,7 +41,7 @@ def test_every_tile_on_ragged_problems(block_tokens: int, num_math_warpgroups: i
 
 @pytest.mark.parametrize("cluster_k", one_in(3, range(1, 9)))
 def test_every_cluster_whatever_the_number_of_k_blocks(cluster_k: int) -> None:
-    """Fewer k-blocks than CTAs, as many, and some more; rings that wrap."""
+    """Test fewer k-blocks than CTAs, one for each CTA, and some more; and rings that wrap."""
     config = DecodeConfig(16, 2, 1, cluster_k, is_fp32=True)
     for num_k_blocks in {1, cluster_k - 1, cluster_k, cluster_k + 1, 6 * cluster_k - 1} - {0}:
         check(config, 13, 72, 128 * num_k_blocks - 48, seed=num_k_blocks)
@@ -66,7 +66,7 @@ def test_c_may_be_d() -> None:
 
 @pytest.mark.parametrize("k", [16, 128, 4080, 4224, 8208, 12304])
 def test_any_depth(k: int) -> None:
-    """Below one block, and past each 32 blocks whose scales are in shared memory."""
+    """Test less than one block, and past 32, 64 and 96 blocks: shared memory holds the scales of 32 at a time."""
     check(DecodeConfig(16, 5, 1, 1), 5, 72, k, seed=k)
     check(DecodeConfig(8, 5, 2, 3), 5, 72, k, seed=k)
 
@@ -74,7 +74,7 @@ def test_any_depth(k: int) -> None:
 @pytest.mark.parametrize("m", [1, 2, 8, 9, 15, 17, 33])
 @pytest.mark.parametrize("n", [8, 56, 64, 72, 120, 136, 200])
 def test_any_rows_and_columns(m: int, n: int) -> None:
-    """Boxes of A and B with fewer rows than the tile, and boxes that hang out of the last one."""
+    """Test boxes of A and B with fewer rows than the tile, and boxes that reach past the last row."""
     check(DecodeConfig(16, 3, 2, 2), m, n, 272, seed=m * n)
 
 
@@ -94,14 +94,14 @@ def test_the_kernel_ahead_may_still_be_at_work() -> None:
 
 
 def test_the_weight_may_be_loaded_while_the_kernel_ahead_is_at_work() -> None:
-    """Fewer k-blocks than slots, as many, and more; CTAs without any."""
+    """Test fewer k-blocks than slots, an equal number, and more; and CTAs without a k-block."""
     for cluster_k, k_blocks, schedule in itertools.product((1, 3), (1, 4, 13), (None, "slow_math", "slow_producer")):
         config = DecodeConfig(8, 4, 1, cluster_k, with_c=True)
         check(config, 5, 136, 128 * k_blocks - 16, 1, schedule, is_dependent=True, weight_is_ready=True)
 
 
 def test_c_may_be_one_row_for_all() -> None:
-    """A bias."""
+    """C is a bias: one row that is added to every row."""
     for cluster_k in (1, 2):
         config = DecodeConfig(16, 4, 1, cluster_k, with_c=True)
         p = random_problem(config, 19, 136, 400, seed=2)
@@ -119,7 +119,7 @@ def test_scales_may_have_any_strides() -> None:
 
 
 def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
-    """One chain over all k-blocks in order. Small integers, whose sums of a block are exact."""
+    """The CTA adds all k-blocks in one chain, in order. The operands are small integers, so a block's sum is exact."""
     g = torch.Generator().manual_seed(1)
     for tokens, warpgroups in ((8, 1), (48, 2)):
         config = DecodeConfig(tokens, 4, warpgroups, 1, is_fp32=True)
@@ -147,7 +147,7 @@ def test_few_configurations_cannot_be_built() -> None:
     assert "clusters of 1 to 8" in (DecodeConfig(8, 4, 1, 9).why_illegal() or "")
 
 
-# Fine scales of E4M3 weights in the decode kernel, in the simulator: every kind of them, ragged edges, any values.
+# Fine scales of E4M3 weights in the decode kernel, in the simulator: every kind of scales, ragged edges, any values.
 
 
 KINDS = [(sfa, sfb) for _, sfa, sfb in FINE_OPERANDS]
@@ -172,14 +172,14 @@ def test_every_kind_in_every_tile_on_ragged_problems(kind: Any, tile: tuple[int,
 @pytest.mark.parametrize("words", WORDS, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_any_sides_scales_in_words(kind: Any, words: Words) -> None:
-    """CTAs that split k begin at any exponent of a word."""
+    """CTAs that split k may begin at any exponent of a word."""
     of = config(16, 3, 1, 5, kind=kind, is_fp32=True)
     DecodeTrial(of, 21, 136, 1312, 3, any_scales=True, words=words).run()
 
 
 @pytest.mark.parametrize("k", one_in(3, [16, 32, 48, 128, 144, 288, 576, 1024, 1040, 2880]))
 def test_any_depth_of_fine_scales(k: int) -> None:
-    """Below one k-block, and past each 4 or 8 whose scales are in shared memory; CTAs without any."""
+    """Test under one k-block, past multiples of the 4 or 8 whose scales shared memory holds, and CTAs without one."""
     DecodeTrial(config(16, 3, 1, 1), 5, 72, k, k, any_scales=True, words=BOTH).run()
     DecodeTrial(config(32, 3, 1, 3), 5, 72, k, k).run()
 
@@ -207,7 +207,7 @@ def test_scales_may_have_any_strides_of_fine_scales(kind: Any, words: Words) -> 
 
 @pytest.mark.parametrize(("kind", "words"), one_in(4, [(kind, words) for kind in KINDS for words in WORDS]))
 def test_a_cta_that_is_alone_gives_the_references_bits_of_fine_scales(kind: Any, words: Words) -> None:
-    """One chain over all parts in order, with any scales. Small integers, whose sums of a part are exact."""
+    """The CTA adds all parts in one chain, in order, with any scales. Small integers make a part's sum exact."""
     of = config(16, 3, 2, 1, kind=kind, is_fp32=True)
     p = fine_problem(of, 13, 136, 1200, seed=1, any_scales=True, words=words)
     g = torch.Generator().manual_seed(2)
@@ -218,7 +218,7 @@ def test_a_cta_that_is_alone_gives_the_references_bits_of_fine_scales(kind: Any,
 
 
 def test_scales_that_are_infinite_are_so_in_their_own_columns_alone() -> None:
-    """Nothing behind the end of k is multiplied: zero times infinity would be no number."""
+    """Nothing behind the end of k may be multiplied: zero times infinity would give NaN."""
     of = config(16, 3, 1, 1, kind=(PER_ROW, BLOCKS_OF_32), is_fp32=True)
     p = fine_problem(of, 13, 72, 288, seed=4)
     p.a[:, 256:], p.b[:, 256:] = (torch.ones(x.shape[0], 32).to(x.dtype) for x in (p.a, p.b))
@@ -245,7 +245,7 @@ def test_what_cannot_be_built_is_refused_in_words(change: dict[str, Any], reason
     assert reason in (replace(config(16, 3, 1, 1), **change).why_illegal() or "")
 
 
-# FP4 weights in the decode kernel, in the simulator: every tile, ragged edges, scales that fold and others.
+# FP4 weights in the decode kernel, in the simulator: every tile, ragged edges, scales that fold and do not.
 
 
 def fp4_config(tokens: int, stages: int = 3, warpgroups: int = 1, cluster_k: int = 1, **more: Any) -> DecodeConfig:
@@ -265,7 +265,7 @@ def test_every_tile_on_ragged_problems_of_fp4_weights(block_tokens: int, warpgro
 
 @pytest.mark.parametrize("k", one_in(2, [32, 64, 96, 128, 160, 2048, 2080, 4160]))
 def test_any_depth_of_fp4_weights(k: int) -> None:
-    """Below one k-block; odd numbers of them; past each 16 whose scales are in shared memory; CTAs without any."""
+    """Test less than one k-block, odd numbers, past multiples of the 16 whose scales are held, CTAs without one."""
     DecodeTrial(fp4_config(16), 5, 72, k, k).run()
     DecodeTrial(fp4_config(8, 2, 2, 4), 5, 136, k, k, any_scales=True).run()
 
@@ -296,7 +296,7 @@ SCALES = {
 
 @pytest.mark.parametrize("name", SCALES)
 def test_any_scales_give_what_the_reference_gives(name: str) -> None:
-    """To the bit: in a k-block each token has one number that is not zero, so that no sum is rounded."""
+    """The bits must be equal: in a k-block each token has one number that is not zero, so no sum is rounded."""
     of = fp4_config(16, 3, 2, is_fp32=True)
     generator = torch.Generator().manual_seed(1)
     a = torch.zeros(13, 4, 128)
@@ -315,7 +315,7 @@ def test_any_scales_give_what_the_reference_gives(name: str) -> None:
 
 def test_a_scale_that_is_no_number_makes_its_row_none() -> None:
     of = fp4_config(16, 3)
-    for others in (125, 60):  # its row's others fold, or do not
+    for others in (125, 60):  # the row's other scales fold, then do not
         p = random_problem(of, 13, 72, 544, 3)
         scales = torch.full((72, 17), others, dtype=torch.uint8)
         scales[:, 3::4] = 125

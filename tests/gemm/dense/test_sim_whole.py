@@ -1,4 +1,4 @@
-"""Products by scales of all of k, and biases, in the simulator: whole results, bits, and where sums are promoted."""
+"""One scale for all of k, and biases, in the simulator: whole results, bits, and where sums are promoted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_sums_are_promoted_every_128_columns(k: int) -> None:
 
 
 def test_tiles_that_do_not_split_k_and_few_rows_have_the_same_bits() -> None:
-    """Batches of any size have them where no split is allowed."""
+    """A token's bits are then the same in a batch of any size, if no split of k is allowed."""
     of = whole(BF16)
     tall = [tile_config(*tile, of, k=1296) for tile in ((64, 64), (128, 96), (192, 128))]
     few = [decode_config(tokens, 1, 1, 1, sfa=WHOLE, sfb=WHOLE) for tokens in (8, 64)]

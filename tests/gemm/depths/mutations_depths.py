@@ -1,4 +1,4 @@
-"""Ways to break k-grouped products: the kernel that makes the maps, and the core kernel's code for groups along k."""
+"""Mistakes in k-grouped products: in the kernel that makes the maps, and in fp8_gemm's code for groups along k."""
 
 from __future__ import annotations
 

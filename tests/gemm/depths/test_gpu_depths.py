@@ -1,6 +1,6 @@
 """Groups along k on a GPU: chosen kernels, users' problems, graphs, depths that only the GPU knows.
 
-D is NaN before each product unless it is C as well, and all of it is compared.
+D is NaN before each product unless D is also C. All of D is compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def numbers(ks: Sequence[int]) -> Tensor:
 
 
 def operands(rows: int, ks: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Values and scales of one side, made on the GPU, the scales m-major."""
+    """Make the values and the m-major scales of one operand on the GPU."""
     blocks = sum(ceil_div(k, 128) for k in ks)
     values = torch.randn(rows * sum(ks), device="cuda").to(torch.float8_e4m3fn)
     pitch = ceil_div(rows, 4) * 4
@@ -100,7 +100,7 @@ def test_short_groups_give_the_same_bits_a_hundred_times(addition: str) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(2048, 768), (768, 1536)])
 def test_many_groups_and_empty_ones(m: int, n: int) -> None:
-    """128 groups with a depth of 4096 in all; every fourth is empty."""
+    """The 128 groups have a depth of 4096 in all, and every fourth group is empty."""
     ks = [0 if group % 4 == 3 else 32 if group % 3 else 64 for group in range(128)]
     ks[0] += 4096 - sum(ks)
     for addition in ADDITIONS:
@@ -159,7 +159,7 @@ def test_a_graph_replays_with_changed_depths(addition: str) -> None:
 
 
 def test_a_graph_keeps_the_depths_of_a_list() -> None:
-    """They travel by value: what the list, or other calls, hold later changes nothing."""
+    """Depths of a list are passed by value: later changes of the list, or other calls, must not change the graph."""
     ks = [128, 0, 400]
     p = problem_of(ks, 130, 576, "fresh", on_gpu_alone=False)
     right = check(p)
@@ -192,7 +192,7 @@ def test_two_streams_do_not_share_maps() -> None:
 @pytest.mark.parametrize("on_gpu_alone", [False, True])
 def test_the_host_never_waits(on_gpu_alone: bool) -> None:
     p = problem_of(RAGGED, 520, 576, "c", on_gpu_alone=on_gpu_alone)
-    depths.run_on_gpu(p)  # loading a kernel may wait
+    depths.run_on_gpu(p)  # the first call loads a kernel, which may wait
     with host_never_waits():
         for _ in range(2):
             a, b = (p.a, p.sfa.contiguous()), (p.b, p.sfb)
@@ -244,7 +244,7 @@ def test_pdl_changes_nothing() -> None:
     before, right = p.d.clone(), check(p)
     deep_gemm.set_pdl(True)
     for _ in range(20):
-        ks = p.ks_tensor.clone()  # written by the kernel ahead
+        ks = p.ks_tensor.clone()  # the kernel ahead writes the depths
         p.d.copy_(before)
         deep_gemm.k_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (p.b, p.sfb), p.d, None, ks, p.d)
         assert torch.equal(p.d, right)

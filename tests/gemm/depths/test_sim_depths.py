@@ -1,7 +1,7 @@
-"""The kernels of k-grouped products in the simulator: maps made on the GPU, and the core kernel that uses them.
+"""The kernels of k-grouped products in the simulator: one makes maps on the GPU, and fp8_gemm reads these maps.
 
-D is NaN before each product unless it is C as well, and all of it is compared. Nothing may touch operands or maps
-before griddepcontrol_wait, because the second kernel begins while the first is at work.
+D is NaN before each product unless D is also C. All of D is compared. Nothing may touch operands or maps before
+griddepcontrol_wait, because the second kernel begins while the first kernel still runs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_biased_schedules(schedule: str, addition: str) -> None:
 def test_groups_without_depth_and_others(ks: list[int], addition: str) -> None:
     if sum(ks):
         check(config_for(**ADDITIONS[addition]), ks)
-    else:  # the host launches nothing for depths of 0, but a tensor on the GPU may hold them beside longer operands
+    else:  # the host launches nothing if all depths are 0, but depths on the GPU may be 0 beside longer operands
         config = config_for(**ADDITIONS[addition])
         problem = sim.random_problem(config, [128, *ks[1:]], M, N, on_gpu_alone=True)
         outcome = sim.run(sim.compile_both(config), config, problem, ks=torch.tensor(ks, dtype=torch.int32))
@@ -138,7 +138,7 @@ def test_a_c_with_strides_of_its_own() -> None:
 
 @pytest.mark.parametrize("wrong", [[1 << 30] * 4, [-16, -1, 272, 1 << 20], [17, 15, 100, 31], [0, 0, 0, 0x7FFFFFFF]])
 def test_depths_that_no_caller_may_pass_lead_nowhere(wrong: list[int]) -> None:
-    """The host cannot check depths on a GPU: D may be anything if they are wrong, but no other memory is touched."""
+    """The host cannot check depths on a GPU. If they are wrong, D may hold anything, but no other memory is touched."""
     for tile, addition in one_in(3, list(product((TILES[0], SHARING_A), ADDITIONS.values()))):
         config = config_for(tile, **addition)
         problem = sim.random_problem(config, [16, 144, 256, 400], M, N, on_gpu_alone=True)
@@ -146,7 +146,7 @@ def test_depths_that_no_caller_may_pass_lead_nowhere(wrong: list[int]) -> None:
 
 
 def test_other_depths_in_the_same_memory() -> None:
-    """As a graph finds them when it is replayed: values and scales then begin elsewhere."""
+    """A graph may meet other depths when it is replayed: the groups' values and scales then begin elsewhere."""
     config = config_for()
     problem = sim.random_problem(config, [256, 128, 384], M, N, on_gpu_alone=True)
     changed = torch.tensor([0, 512, 256], dtype=torch.int32)
@@ -169,7 +169,7 @@ def test_pairs_under_biased_schedules(schedule: str, addition: str) -> None:
 @pytest.mark.parametrize("addition", ADDITIONS)
 @pytest.mark.parametrize(("m", "n"), [(1, 4), (100, 128), (128, 132), (300, 256), (260, 300), (20, 420), (600, 520)])
 def test_pairs_with_and_without_a_second_tile(m: int, n: int, addition: str) -> None:
-    """With an odd number of columns of tiles the last pair's second tile lies outside D."""
+    """With an odd number of columns of tiles, the second tile of the last pair is outside of D."""
     check(config_for(SHARING_A, **ADDITIONS[addition]), [48, 256], m, n, num_sms=4)
 
 
@@ -182,7 +182,7 @@ def test_one_pair_for_a_tile_and_one_for_all(addition: str) -> None:
 
 @pytest.mark.parametrize("addition", one_in(3, list(ADDITIONS)))
 def test_no_cluster_straddles_two_groups(addition: str) -> None:
-    """The last of an odd number of tiles of a group has no neighbour, and takes none of the next group."""
+    """If a group has an odd number of tiles, no CTA may pair its last tile with a tile of the next group."""
     config = config_for(SHARING_A, **ADDITIONS[addition])
     for ks in ([128, 256], [256, 128, 0, 16, 1040]):
         for n in (72, 300):
@@ -199,7 +199,7 @@ def test_pairs_where_groups_have_no_depth(ks: list[int]) -> None:
         assert torch.allclose(outcome.d, right, rtol=1e-4, atol=1e-3)
 
 
-# ---- missing steps that would go wrong on a GPU
+# ---- missing steps that would cause errors on a GPU
 
 
 @pytest.mark.parametrize(

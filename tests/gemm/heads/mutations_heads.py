@@ -1,4 +1,4 @@
-"""Ways to break code that only products of heads have, and the trials that must notice."""
+"""Mistakes in code that only products of heads have, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of heads: what each expression computes, operands as callers have them, mistakes, and a GPU."""
+"""Products of heads: the result of each expression, operands in callers' layouts, mistakes; on the CPU and a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
 
 
 def along_tokens(x: Tensor) -> Operand:
-    """`[b, h, width]` with a scale for each 128 tokens of a column."""
+    """Cast `[b, h, width]` with one scale for each 128 tokens of a column."""
     values, scales = deep_gemm.per_channel_cast_to_fp8(x.flatten(1))
     return values.view(x.shape), scales.view(len(scales), *x.shape[1:])
 
@@ -46,14 +46,14 @@ def test_each_head_is_a_product_of_its_own(
         expected = torch.empty(tokens, d, dtype=dtype, device=device)
         of_head = a[0][:, head].contiguous(), a[1][:, head].contiguous()
         fp8_gemm_nt(of_head, (w[0][head], w[1][head]), expected, recipe=recipe)
-        # Another kernel may add up a k-block in another order; on the CPU the bits are the same.
+        # Another kernel may add up a k-block in another order. On the CPU the bits are equal.
         assert torch.equal(out[:, head], expected) if device == "cpu" else calc_diff(out[:, head], expected) < 1e-6
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", one_in(2, [8, 1, 4, 2]))
 def test_the_output_projection_of_deepseek_v4_beside_fp64(ranks: int, device: str) -> None:
-    """Scales of any value, not only powers of two, as GPUs before Blackwell have them."""
+    """Scales may have any value, not only powers of two: GPUs before Blackwell use such scales."""
     tokens, heads, r, d = 3, 8 // ranks, 4096, 1024
     a = per_token_cast_to_fp8(numbers(tokens, heads, r, device=device))
     w = per_block_cast_to_fp8(numbers(heads, d, r, seed=1, device=device))
@@ -115,7 +115,7 @@ def test_c_is_added_and_may_be_d(tokens: int, dtype: torch.dtype, device: str) -
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tokens", [1, 4, 70])
 def test_operands_as_callers_have_them(tokens: int, device: str) -> None:
-    """A part of wider rows, weights of one matrix, scales in either layout, an output inside of wider rows."""
+    """Test a part of wider rows, heads of one weight matrix, scales in either layout, and D inside of wider rows."""
     heads, r, d = 4, 256, 128
     wide = per_token_cast_to_fp8(numbers(tokens, heads, r + 128, device=device))
     a = wide[0][..., :r], wide[1][..., : r // 128]

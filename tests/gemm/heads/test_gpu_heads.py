@@ -1,4 +1,4 @@
-"""Products of heads on a GPU: all forms, operands as callers have them, graphs, repeats."""
+"""Products of heads on a GPU: all forms, operands in callers' layouts, graphs, repeated calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 def operands(
     sizes: dict[str, int], expr: str, recipe: Recipe = RECIPE_1D2D, seed: int = 0
 ) -> tuple[Operand, Operand, tuple[int, ...]]:
-    """A and B of an expression, and the shape of D."""
+    """Return A and B of an expression, and the shape of D."""
     g = torch.Generator("cuda").manual_seed(seed)
     summed = "r" if expr == BHD else "d"
     stays = "d" if expr == BHD else "r"
@@ -42,7 +42,7 @@ def asked(of: str, a: Operand, b: Operand, d: Tensor, c: Tensor | None = None, r
 
 
 def assert_right(p: Problem, name: str = "chosen") -> None:
-    """Check D of a problem whose C still has the values it had before the product."""
+    """Check D of a problem whose C still holds its values from before the product."""
     right, allowed = right_and_allowed(p, {"device": "cuda"})
     mistakes = describe_mistakes(p.d.flatten(0, 1), right.flatten(0, 1), allowed.flatten(0, 1))
     assert mistakes is None, f"{name}: {mistakes}"
@@ -53,7 +53,7 @@ def assert_right(p: Problem, name: str = "chosen") -> None:
 def test_the_shape_of_deepseek_v4(b: int, dtype: torch.dtype) -> None:
     x, w, shape = operands({"b": b, "h": 8, "d": 1024, "r": 4096}, BHD, seed=b)
     frame = framed(shape, dtype, "cuda")
-    for _ in range(2):  # anew, and by the record
+    for _ in range(2):  # first without a record, then by the record
         frame.view.fill_(float("nan"))
         fp8_einsum(BHD, x, w, frame.view)
         assert_right(asked(BHD, x, w, frame.view))
@@ -80,7 +80,7 @@ def test_all_forms(expr: str, recipe: Recipe, b: int) -> None:
         for addend in (None, c):
             fp8_einsum(expr, x, w, d, addend, recipe)
             assert_right(asked(expr, x, w, d, addend, recipe))
-        fp8_einsum(expr, x, w, c, c, recipe)  # C is D
+        fp8_einsum(expr, x, w, c, c, recipe)  # D is C itself
         assert_right(asked(expr, x, w, c, before, recipe))
 
 

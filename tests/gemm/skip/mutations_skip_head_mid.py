@@ -1,4 +1,4 @@
-"""Ways to break how both kernels skip parts of heads, by mistakes easily made, and the trials that must notice."""
+"""Mistakes easily made in both kernels' code that skips parts of heads, and the trials that must notice them."""
 
 from __future__ import annotations
 

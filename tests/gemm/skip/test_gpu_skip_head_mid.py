@@ -1,4 +1,4 @@
-"""Products into the parts of heads on a GPU: right, middles untouched, the plain product's bits, streams and graphs."""
+"""Products into the parts of heads on a GPU: results, untouched middles, the plain product's bits, streams, graphs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Splits = tuple[int, int, int]
 
 
 def random_problem(m: int, heads: int, k: int, splits: Splits, seed: int = 0) -> Problem:
-    """All of D is a canary."""
+    """Draw a problem whose D holds canaries alone."""
     a, b = operands(m, heads * (splits[0] + splits[2]), k, seed)
     d = torch.full((m, heads * sum(splits)), CANARY, dtype=torch.bfloat16, device="cuda")
     return skip_problem(a, b, d, splits, recipes=(None, None, None))
 
 
 def product_of(p: Problem, d: Tensor) -> Tensor:
-    """The product as a matrix, from the parts of D; the columns between the parts must hold the canary."""
+    """Return the product as a matrix, read from the parts of D. The columns between the parts must hold the canary."""
     of_heads = d.view(p.m, p.n // p.heads.columns, p.heads.columns_of_d)
     assert (of_heads[..., p.heads.left : p.heads.left + p.heads.mid] == CANARY).all()
     return torch.cat(p.heads.of(d), 2).view(p.m, p.n)

@@ -1,4 +1,4 @@
-"""Products into the parts of heads in the simulator: both kernels' other way out, parts of any size, ragged edges."""
+"""Products into the parts of heads in the simulator: both kernels' code for it, parts of any size, ragged edges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPLITS += [(16, 0, 32), (96, 16, 32), (192, 128, 64), (16, 64, 208)]
 
 
 def check(config: Config, m: int, splits: tuple[int, int, int], seed: int, schedule: str | None = None) -> None:
-    """Heads for a tile and a bit, in rows that go on behind D's last column."""
+    """Check a product with heads for one tile and a bit. D's rows continue behind its last column."""
     heads = (config.block_n + 8) // (splits[0] + splits[2]) + 1
     part_multiple = HeadParts(*splits).part_multiple
     config = skipping(config, next(columns for columns in PANELS if part_multiple % columns == 0))

@@ -1,4 +1,4 @@
-"""Products into the parts of heads: arguments, refused ones, and elements that the reference writes and leaves."""
+"""Products into the parts of heads: arguments, refused arguments, and elements that the reference writes or keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Calls every function of ptx/ once, so that each one's text goes through the assembler. It computes nothing.
+// Calls every function of ptx/ once, so that the assembler reads the text of each function. It computes nothing.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -133,7 +133,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   sum += ptx::min_magnitude(ptx::min_nan(ptx::abs_f32(sum), 3.f), 2.f) + ptx::max_f32(ptx::float_of(ptx::max_bf16x2(lane, flags[3])), ptx::float_of(ptx::max_f16x2(lane, 3)));
   sum += ptx::max_nan_f32(sum, ptx::float_of(ptx::max_nan_bf16x2(lane, flags[3]) + ptx::max_nan_f16x2(lane, 3)));
 
-  // WGMMA and registers: the first warpgroup gives, the second takes and multiplies.
+  // WGMMA and registers: the first warpgroup gives up registers, the second takes them and multiplies.
   if (thread < 128) {
     ptx::setmaxnreg_dec<40>();
   } else {

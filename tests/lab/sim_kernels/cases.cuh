@@ -1,4 +1,4 @@
-// Arguments of the unit kernels in the simulator's tests. Each is a CASE(name) {...}; one kernel holds many of them.
+// Arguments of the unit kernels in the simulator's tests. A unit kernel is a CASE(name) {...}; one kernel holds many.
 #pragma once
 #include "types.cuh"
 
@@ -45,5 +45,5 @@ DEVICE void init_barrier(uint64_t* bar, uint32_t thread) {
 
 #define CASE(name) \
   inline void name(Case& c, Shared& shared, uint64_t* bar, uint32_t thread, uint32_t warp, uint32_t lane)
-// A case that begins when its first mbarrier is initialized, for one arrival: the kernel does so.
+// A case whose first mbarrier the kernel initializes, for one arrival, before the case begins.
 #define BARRIER_CASE(name) CASE(name)

@@ -1,5 +1,5 @@
-// Unit kernels of tests/lab/test_sim_failures.py. Before each stands a pattern of its error's message and,
-// behind `with`, how it is launched if not as usual.
+// Unit kernels of tests/lab/test_sim_failures.py. The comment before each kernel is a pattern of its error's message.
+// After `with`, it lists the launch options that differ from the usual ones.
 #pragma once
 #include "cases.cuh"
 
@@ -9,7 +9,7 @@ DEVICE void expect_tile(Case& c, Shared& shared, uint64_t* bar, uint32_t thread)
   ptx::tma_load_2d(&c.map_in, bar, shared.tile, 0, 0);
 }
 
-// Makes a tensor map in `out` for the tensor of `in`, one chunk of 16 bytes further.
+// Stores a tensor map in `out`: the map of the tensor of `in`, with an address that is 16 bytes larger.
 DEVICE ptx::TensorMap* make_map(Case& c) {
   auto* map = reinterpret_cast<ptx::TensorMap*>((reinterpret_cast<uint64_t>(c.out) + 63) / 64 * 64);
   ptx::tensormap_copy(map, c.map_in);
@@ -17,7 +17,7 @@ DEVICE ptx::TensorMap* make_map(Case& c) {
   return map;
 }
 
-// Multiplies what begins at bytes `a` and `b` of the tile, and waits until at most `kLeft` products are in flight.
+// Multiplies operands at bytes `a` and `b` of the tile, then waits until at most `kLeft` products are in flight.
 template <uint32_t kLeft>
 DEVICE void multiply(Shared& shared, uint32_t a, uint32_t b) {
   float d[4];

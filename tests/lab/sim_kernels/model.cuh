@@ -2,7 +2,7 @@
 #pragma once
 #include "cases.cuh"
 
-// Shared memory as it lies, 256 words of it.
+// Copies 256 words of shared memory to `out`, in their order.
 DEVICE void copy_out(Case& c, const uint8_t* tile, uint32_t thread) {
   for (uint32_t i = thread; i < 256; i += 128) write_f32(c.out + i, ptx::ld_shared_f32(tile + i * 4));
 }
@@ -97,7 +97,7 @@ CASE(store_then_read) {
 CASE(accumulators) {
   float d[8];
   for (float& x : d) x = 1;
-  for (uint32_t i = thread; i < 1024; i += 128) {  // all ones
+  for (uint32_t i = thread; i < 1024; i += 128) {  // E4M3's 1 in each byte
     ptx::st_shared_v4_b32(shared.tile + i * 16, 0x38383838, 0x38383838, 0x38383838, 0x38383838);
     ptx::st_shared_v4_b32(shared.other + i * 16, 0x38383838, 0x38383838, 0x38383838, 0x38383838);
   }
@@ -118,7 +118,7 @@ CASE(accumulators_of_nothing) {
   write_f32(c.out + thread, d[3]);
 }
 
-// Sums 4096 products. `once`: the tensor core adds all of them; else it adds 128 at a time, and the thread adds the 32 sums.
+// Sums 4096 products. `once`: the tensor core adds all of them; else it adds 128 at a time, and the thread adds these.
 CASE(accumulate) {
   const bool once = c.x;
   for (uint32_t i = thread; i < 4096; i += 128) {
@@ -169,7 +169,7 @@ CASE(named_barriers) {
   }
 }
 
-// Who arrives goes on before the others come: warp 0 writes what warp 1 waits for before it comes to the barrier.
+// A warp that arrives goes on at once: warp 0 writes words that warp 1 waits for, before warp 1 reaches the barrier.
 CASE(arrivals_at_a_named_barrier) {
   if (warp == 0) {
     ptx::st_shared_f32(&shared.floats[lane], 3);
@@ -184,7 +184,7 @@ CASE(arrivals_at_a_named_barrier) {
   }
 }
 
-// Words sent by st.async: read before their mbarrier was waited for, and after.
+// Reads words sent by st.async twice: before it waits for their mbarrier, and after.
 CASE(async_exchange) {
   if (thread == 0) {
     ptx::mbarrier_init(bar, 1);
@@ -204,7 +204,7 @@ CASE(async_exchange) {
   }
 }
 
-// Words sent by st.async, stored by TMA: with and without a fence of the thread that has waited for them.
+// Stores by TMA the words sent by st.async, with and without a fence by the thread that waited for them.
 CASE(store_of_what_was_sent) {
   for (uint32_t i = thread; i < 256; i += 128) ptx::st_shared_f32(shared.tile + i * 4, 7);
   ptx::fence_proxy_async_shared();
@@ -235,7 +235,7 @@ CASE(multicast) {
   ptx::cluster_sync();
 }
 
-// Block 1 tells block 0 through global memory.
+// Block 1 sends a number to block 0 through global memory.
 CASE(flag) {
   if (thread != 0) return;
   if (ptx::block_index() == 1) {
@@ -248,7 +248,7 @@ CASE(flag) {
   }
 }
 
-// Each block writes its rank, and how many blocks came before it.
+// Each block writes its rank, and the number of blocks that came before it.
 CASE(blocks) {
   if (thread != 0) return;
   const uint32_t turn = ptx::atom_add(c.flags, 1);
@@ -261,7 +261,7 @@ CASE(address) {
 
 CASE(numbers) {
   if (thread != 0) return;
-  ptx::st_global_b32(c.flags, ptx::pack_bf16(1.00390625f, 1.01171875f));  // both halfway: down to even, up to even
+  ptx::st_global_b32(c.flags, ptx::pack_bf16(1.00390625f, 1.01171875f));  // both halfway: rounds down, then up
   ptx::st_global_b32(c.flags + 1, ptx::pack_bf16(ptx::ld_shared_f32(shared.tile), -3.4e38f));
   const ptx::Float2 pair = ptx::unpack_bf16(0x40003f80);
   ptx::st_global_v2_f32(c.out, pair.x, pair.y);

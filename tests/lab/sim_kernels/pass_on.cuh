@@ -1,11 +1,11 @@
-// Each rank writes `words` words into the memory of the next, tells it by a flag, and copies the words it received.
+// Each rank writes `words` words into the next rank's memory, sets its flag, and copies the words that it received.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "types.cuh"
 
 struct PassParams {
-  uint32_t *there, *flag_there;  // of the next rank
+  uint32_t *there, *flag_there;  // in the next rank's memory
   uint32_t *here, *flag_here, *count, *out;
   uint32_t words, value, epoch;
 };

@@ -1,4 +1,4 @@
-// D (FP32, 64 x kN) = A @ B.T of BF16 operands of either major, by one warpgroup, 64 of k at a time through one slot.
+// D (FP32, 64 x kN) = A @ B.T of BF16 operands in either major. One warpgroup loads 64 of k at a time into one slot.
 #pragma once
 #include "config.cuh"
 #include "ptx/mbarrier.cuh"
@@ -8,8 +8,8 @@
 #include "ptx/wgmma.cuh"
 #include "types.cuh"
 
-// An operand's rows in boxes of 64: K-major 64 rows of 64 elements of k, MN-major 64 rows, of k, of 64 elements. A K-major
-// operand's boxes lie behind each other as its rows do; an MN-major one's descriptor says where the next one is.
+// An operand is stored in boxes of 64 rows: K-major rows hold 64 elements of k; MN-major rows are rows of k and hold 64
+// elements. K-major boxes follow each other like rows. An MN-major operand's descriptor holds the distance of boxes.
 constexpr uint32_t kBoxBytes = 64 * 128, kBoxesOfB = ceil_div(kN, 64);
 
 struct SharedStorage {
@@ -49,7 +49,7 @@ KERNEL(128, 1) wgmma_bf16_kernel(GRID_CONSTANT Params p) {
     ptx::wgmma_commit_group();
     ptx::fence_registers(d);
     ptx::wgmma_wait_group<0>();
-    ptx::syncthreads();  // all have read the slot
+    ptx::syncthreads();  // all threads have read the slot
   }
   const uint32_t row = ptx::warp_index() * 16 + ptx::lane_index() / 4, column = ptx::lane_index() % 4 * 2;
 #pragma unroll
