@@ -184,7 +184,7 @@ def row_bytes(n: int, k: int, output: Output) -> int:
 
 
 def by_size(tile: Tile) -> float:
-    """Return the factor on the time to store 256x128: large tiles take more than their share, as loads have less room."""
+    """Return the factor on the time to store 256x128: a large tile takes over its share, as loads have less room."""
     return float((tile.block_m * tile.block_n / (256 * 128)) ** 1.5)
 
 

@@ -151,7 +151,7 @@ ROWS_FINE = (Tile(64, 128), Tile(128, 128))
 ROWS_CHUNKS = (*ROWS_FINE, Tile(256, 128))
 """Tiles if a scale of B covers less than 128 x 128, and one TMA box loads the scales of A."""
 ROWS_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
-"""Tiles if B is FP4: wider ones lack registers, as threads convert B; 256 rows fit only if D is BF16, stored in order."""
+"""Tiles if B is FP4: wider ones lack registers, as threads convert B; 256 rows need a BF16 D stored in order."""
 FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
 """The decode kernel's tile for FP4: on an H100 it gains 7 to 10% with groups of up to 8 rows, higher tiles nothing."""
 FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
