@@ -1,4 +1,4 @@
-"""Programs of 2025 import the products from here; `deep_gemm` itself has them all."""
+"""The products under the module path from which programs for DeepGEMM's 2025 version import them."""
 
 from ..gemm.api.dense import (
     gemm_fp8_fp8_bf16_nt as gemm_fp8_fp8_bf16_nt,

@@ -1,6 +1,6 @@
-"""Comparing and timing products. Programs of this family import these names from here or from the modules.
+"""Functions that compare and time products. Programs for DeepGEMM import these names from here or from the modules.
 
-The module `bench` is hidden by the function of its name, as elsewhere in the family; `import_module` finds it.
+The function `bench` hides the module of that name, as it does in DeepGEMM; `import_module` finds the module.
 """
 
 from . import numeric as numeric, utils as utils
