@@ -54,7 +54,7 @@ DEVICE Place place_of(const MapParams& p, uint32_t group) {
       const bool is_before = first + i < group;
       place.first_k += is_before ? ks[i] : 0;
       place.first_k_block += is_before ? ceil_div(ks[i], kDepthOfBlock) : 0;
-      const bool is_ahead = (ks[i] > place.k) | ((ks[i] == place.k) & is_before);  // no branches: all loads are in flight together
+      const bool is_ahead = (ks[i] > place.k) | ((ks[i] == place.k) & is_before);  // no branches: all loads together
       place.number += (first + i < p.count) & is_ahead;
     }
   }

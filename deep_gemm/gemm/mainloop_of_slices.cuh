@@ -64,7 +64,7 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands,
       if (first == end) continue;
       Before<kUnits> before;
       if (first != 0) before.keep(output, total);
-      // Else ptxas takes old sums for an input of this slice's products, and makes these wait for each other (note C7517).
+      // Else ptxas takes old sums for an input of this slice's products, which then wait for each other (note C7517).
       set_all(total, 0);
       multiply_slice(ring, operands, end - first, at, total);
       if (first != 0) before.add_to(total);

@@ -41,7 +41,7 @@ DEVICE void load_rows(const ptx::TensorMap* map, uint64_t* full, uint8_t* to, ui
   }
 }
 
-// Loads a tile's rows of an operand. If kSharers CTAs of the cluster share the rows, each loads a part into all CTAs' slots.
+// Loads a tile's rows of an operand. If kSharers CTAs of the cluster share them, each loads a part into all slots.
 template <bool kIsMnMajor, uint32_t kRows, uint32_t kSharers, typename... Planes>
 DEVICE void load_operand(const ptx::TensorMap* map, uint64_t* full, uint8_t* to, uint32_t k, uint32_t row, Planes... planes) {
   if constexpr (kSharers > 1) {

@@ -148,7 +148,7 @@ struct SequenceLoad {
   }
 };
 
-// Producer, one warp: the pages of a sequence's blocks. Each lane holds an entry of the table, for 32 / kPages blocks in all.
+// Producer, one warp: the pages of a sequence's blocks. Each lane holds an entry of the table: 32 / kPages blocks.
 struct Entries {
   uint32_t held, page;
 
@@ -206,7 +206,7 @@ struct Share {
   }
 
  private:
-  // Returns the sequence and segment of the line's segment `number`. After the last one: sequence 32, which is no sequence.
+  // Returns the sequence and segment of the line's segment `number`. After the last: sequence 32, which is none.
   DEVICE static ptx::Uint2 place(uint32_t number, uint32_t sum, uint32_t segments) {
     const uint32_t sequence = ptx::popc(ptx::ballot_sync(sum <= number));
     return {sequence, number - ptx::shfl_sync(sum - segments, sequence)};

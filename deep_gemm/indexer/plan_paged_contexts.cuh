@@ -1,4 +1,4 @@
-// The schedule of fp8_paged_mqa_logits: all segments of all sequences in one line, divided into equal, contiguous shares.
+// The schedule of fp8_paged_mqa_logits: all sequences' segments in one line, divided into equal, contiguous shares.
 //
 //   segments of a sequence = segments of the longest context of its tokens
 //   row s                  = sequence of the line's segment number total * s / shares, and its number in the sequence

@@ -45,7 +45,7 @@ struct Output {
   DEVICE void store_tile(const Params& p, const Tile& tile, Totals& total) {
     constexpr uint32_t kShare = chunks_per_cta(kAccumulators), kQuadsPerUnit = kUnitN / 8;
     const uint32_t rank = ptx::cluster_rank(), warp = ptx::warp_index(), lane = ptx::lane_index();
-    if (warp == 0 && lane == 0) expect_chunks<kAccumulators>(&barriers.received, rank);  // some may have arrived already
+    if (warp == 0 && lane == 0) expect_chunks<kAccumulators>(&barriers.received, rank);  // chunks may be there already
     ptx::mbarrier_wait_parity(&barriers.consumed, parity ^ 1);
     send_chunks(reinterpret_cast<float(&)[kAccumulators]>(total), exchange, &barriers.received, rank, 0, warp, lane);
     ptx::mbarrier_wait_parity_cluster(&barriers.received, parity);

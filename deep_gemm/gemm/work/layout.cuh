@@ -41,7 +41,7 @@ DEVICE uint32_t id_of_row(const Groups& g, uint32_t row) {
   return static_cast<uint32_t>(ptx::ld_global_nc_i32(g.layout + row));  // -1, no group, becomes the largest number
 }
 
-// Like `id_of_row`, but for loads before griddepcontrol's wait, as in the decode kernel: reads memory as cp_async_16 does.
+// Like `id_of_row`, but before griddepcontrol's wait, as in the decode kernel: reads memory as cp_async_16 does.
 DEVICE uint32_t id_in_memory(const Groups& g, uint32_t row) {
   if constexpr (kRunWords > 0) return ptx::ld_relaxed_gpu_b32(g.layout + row);
   return id_of_row(g, row);

@@ -19,7 +19,7 @@
 //
 // So a warp reads the weights of 16 columns in one load of 64 bytes, which has no bank conflicts.
 
-// Counts floats for the weights of `columns` columns, in whole pairs of eights; missing weights of the last are never used.
+// Floats for the weights of `columns` columns, whole pairs of eights; the last pair's missing weights are never used.
 DEVICE_CONSTEXPR uint32_t laid_weights(uint32_t columns) { return ceil_div(columns, 16) * 16; }
 
 // Returns the position of a column's weight, in floats from the first of its unit.
