@@ -21,7 +21,7 @@ from .problem import Problem
 from .reference import compute
 
 FREE: Sequence[Free] = (FREE_ROWS, ((0,), (1,)), FIXED, FIXED, *[FREE_ROWS] * 3)
-"""What may differ: rows of A; of its scales, m-major, whose pitch follows from m; and of C, a layout and D."""
+"""Sizes that may differ: rows of A; of its scales (m-major, so their pitch follows from m); of C, a layout and D."""
 
 
 def by_operator(

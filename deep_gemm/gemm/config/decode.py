@@ -70,7 +70,7 @@ class DecodeConfig(Config):
     work: Work = DENSE
     """The rows that each B multiplies: all rows, or the rows of its head or group."""
     epilogue: Epilogue = TO_D
-    """Where D is stored: in all its columns, or in heads with unwritten columns between their parts."""
+    """Columns of D that are stored: all, or the two parts of each head with unwritten columns between them."""
     b: Values = E4M3
     """Values of B; E2M1 is converted to E4M3 in registers."""
     sfb: Scales = PER_BLOCK
