@@ -59,14 +59,14 @@ def start_parts(p: Problem, config: Bf16Config, num_sms: int) -> None:
 
 
 def parts_of(ks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return (first k-block of 64, number of k-blocks, group) for every group, the deepest first."""
+    """Return (first k-block, number of k-blocks, group) for every group, the deepest first."""
     blocks = [k // BLOCK_K for k in ks]
     parts = zip(accumulate(blocks, initial=0), blocks, range(len(blocks)), strict=False)
     return sorted(parts, key=lambda part: -part[1])
 
 
 def parts_of_launches(p: Problem) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield, for each launch, its number of groups (the deepest first) and members of its parameters."""
+    """Yield, for each launch, the number of its groups and members of its parameters; the deepest groups come first."""
     if p.work is COUNTED:
         for first in range(0, p.groups, MOST_COUNTED):
             count = min(p.groups - first, MOST_COUNTED)

@@ -52,7 +52,7 @@ class Question:
         return Sizes(rows, self.n, self.k, self.num_groups)
 
     def candidates(self) -> list[Estimate]:
-        """List all candidates, the best first, and last the ones that cannot run the product."""
+        """List all candidates, the best first; candidates that cannot run the product come last."""
         output, work, timings = self.output, self.output.work, timings_of(self.gpu)
         tiles = (*DEPTHS_TILES, SHARING_A) if work.is_along_k else tiles_for(output)
         tiles = tuple(tiles_for_rows(output, self.sizes.m)) if work.groups_rows else tiles
@@ -175,7 +175,7 @@ def asked(
     if dtype not in allowed:
         raise ValueError(f"d_dtype: expected {' or '.join(map(str, allowed))}, got {dtype}")
     if (with_c or accumulate) and kind.groups_rows:
-        raise ValueError(f"groups: expected no C for rows by {groups}, got one")
+        raise ValueError(f"groups: expected no C for groups of rows ({groups}), got one")
     if num_groups > 1 and kind is DENSE:
         raise ValueError(f"num_groups: expected 1 without groups, got {num_groups}")
     checks.columns(n, dtype)

@@ -48,7 +48,7 @@ static_assert(requires(const Params& p, SharedStorage& shared, CtaWork& work, Ri
   multiply(product_of(p, work), shared, work, at, total);  // by the math warps: sums up this CTA's k-blocks
 }, "DECODE_B");
 
-// Loads a tile's k-blocks, kSlotBlocks into each slot of the ring. Of a CTA's first tile, it loads B first if it may.
+// Loads a tile's k-blocks, kSlotBlocks into each slot of the ring. Loads B of the first tile early, if it is ready.
 DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork& work, RingPosition& at, bool is_first) {
   const auto load_b = [&](uint32_t i, uint32_t stage) {
     ptx::mbarrier_arrive_expect_tx(&shared.ring.full[stage], p.slot_bytes);

@@ -1,5 +1,5 @@
-// Makes the tensor maps of groups along k on the GPU, because perhaps only the GPU knows the groups' depths. It runs
-// before fp8_gemm, which reads the maps in their own memory: no map changes while a copy of it may be read.
+// Makes the tensor maps of groups along k on the GPU, because the host may not know the groups' depths. It runs before
+// fp8_gemm, which reads the maps in their own memory: no map changes while a copy of it may be read.
 //
 // Each group has a thread, which reads all depths. The sum of the depths of earlier groups says where this group's
 // operands begin. The number of greater depths is the group's index in order of depth, the deepest first.
@@ -58,7 +58,7 @@ DEVICE Place place_of(const MapParams& p, uint32_t group) {
       place.number += (first + i < p.count) & is_ahead;
     }
   }
-  // For any depths, nothing leads outside the operands.
+  // Limits the sizes, so that no depths lead outside the operands.
   place.k = at_most(place.k, rest_of(p.sum_k, place.first_k));
   place.k = at_most(place.k, rest_of(p.num_k_blocks, place.first_k_block) * kDepthOfBlock);
   place.first_k = at_most(place.first_k, p.sum_k);

@@ -31,14 +31,14 @@ from .problem import Problem, write_without_depth
 
 Config = GemmConfig | DecodeConfig
 MORE_ALIKE = 4
-"""Bands of rows on each side of m's that are tried for the same choice: each try adds 50 us to a first call."""
+"""Neighbouring bands of rows, on each side, that are tried for the same choice: a try adds 50 us to a first call."""
 
 
 def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> None:
     """Compute a product on the GPU of its tensors. The host does not wait for a layout.
 
     If `config` is None, the heuristics choose it. `is_behind_cast`: the previous kernel on this stream writes only A
-    and its scales, and lets this one start only when all work before that kernel is finished, a layout's too.
+    and its scales, and lets this one start only when all earlier work is finished, including the layout's.
     """
     if 0 in (p.m, p.n, p.groups):
         return
@@ -196,7 +196,7 @@ def values_of(p: Problem, config: Config, **more: Any) -> dict[str, Any]:
 
 
 def _facts(p: Problem) -> dict[str, Any]:
-    """Return a problem's numbers by the last part of the parameters' names."""
+    """Return a problem's numbers, by the last part of each parameter's name."""
     has_rows, loads_sfb = p.work.groups_rows, p.work.is_along_k  # along k, only TMA loads the scales of B
     c_stride, c_pitch, _ = _strides(None if has_rows else p.c)
     d_stride, d_pitch, _ = _strides(p.d)
@@ -278,7 +278,7 @@ def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
     of_b = columns // 2 if config.converts_b else columns  # bytes of FP4
     if p.work.maps is None:
         return {}
-    if p.work.maps == "late":  # a box of these may begin with zeros, before its group's first row
+    if p.work.maps == "late":  # boxes of late maps may begin with zeros, before a group's first row
         map_a, map_b = late_map(p.a.mT, (columns, WGMMA_ROWS), 128), late_map(p.b.mT, (columns, 64), 128)
         return {"map_a": Mapped(map_a, p.a), "map_b": Mapped(map_b, p.b)}
     map_b = operand_map(p.b, config.box_rows_of_b // config.cluster_m, of_b, is_mn_major=majors.b_is_mn)

@@ -12,7 +12,7 @@
 #include SCALES
 #include WORK
 
-// SCALES keeps the scales for promotion. This lists its members, and the members of WORK that it needs.
+// SCALES keeps the scales for promotion. Its members are below, with the members of WORK that it needs.
 static_assert(requires(const Params& p, const Tile& tile, TileScales& of_tile, FirstScales& first, uint32_t number) {
   sfb_of(p, tile);             // B's scales of the tile's group
   skipped_scales(tile);        // scales of A that TMA loads before the tile's own
@@ -27,7 +27,7 @@ static_assert(requires(const ThreadScales& in_first_slot, const TileScales& of_t
   RunScales<kRunKBlocks, kUnitsPerWarpgroup * kParts, kParts>(in_first_slot, of_tile);  // for a run's k-blocks and their pieces
   scales.begin_k_block(k_block, k_block);     // the second argument counts k-blocks since the last `advance`
   scales.load_ahead(stage, k_block, piece);   // called before the piece's WGMMA is issued
-  scales.load_behind(stage, k_block, piece);  // called after it is issued
+  scales.load_behind(stage, k_block, piece);  // called after the WGMMA is issued
   scales.promote(sums, sums, stage, k_block, piece, release_slot);  // calls release_slot(loaded) once the slot may be reused
 }, "SCALES: RunScales");
 
@@ -43,7 +43,7 @@ struct Operands {
         scales(first_scales, warpgroup) {}
 };
 
-// Multiplies one piece of one slot: 64 rows of A by kUnitN rows of B, under one scale of A and one of B, from zero.
+// Multiplies one piece of one slot, from zero: 64 rows of A by kUnitN rows of B, under one scale of A and one of B.
 template <uint32_t kOfUnit>
 DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_low) {
   ptx::wgmma_fence();
@@ -60,7 +60,7 @@ DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b
 
 // Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`, piece by piece.
 //
-// With two sets of partial sums the tensor cores multiply a piece while the piece before is promoted. Only in a
+// With two sets of partial sums the tensor cores multiply a piece while the previous piece is promoted. Only in a
 // straight line of code: ptxas serializes all WGMMAs of a loop if accumulators are in flight at its end (note C7514).
 //
 // Scales are loaded before the WGMMAs are issued if possible: loads issued later wait for the warp's own WGMMAs, and
@@ -69,7 +69,7 @@ template <uint32_t kCount, uint32_t kOfUnit = kParts, uint32_t kUnits>
 DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileScales& tile_scales,
                               uint32_t k_block_of_32, RingPosition& at, bool& is_loaded, bool is_part,
                               float (&total)[kUnits][kUnitN / 2]) {
-  constexpr uint32_t kPieces = kUnits * kOfUnit, kLag = kNumPartials - 1;  // of a k-block
+  constexpr uint32_t kPieces = kUnits * kOfUnit, kLag = kNumPartials - 1;  // pieces of a k-block
   RingPosition slots[kCount];
   RunScales<kCount, kPieces, kOfUnit> scales(operands.scales, tile_scales);
   float partial[kNumPartials][kUnitN / 2];

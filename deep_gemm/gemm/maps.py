@@ -67,7 +67,7 @@ def scales_map(sf: Tensor, rows: int, parts: int = 1) -> TensorMap:
 
 
 def output_map(d: Tensor, panel_columns: int) -> TensorMap:
-    """Map D, one or several matrices, in boxes of a panel; columns of wide panels are two dimensions: spans, columns.
+    """Map D, one or several matrices, in boxes of a panel; columns of wide panels have two dimensions: span and column.
 
     `Span` in epilogue/panels.cuh explains spans.
     """

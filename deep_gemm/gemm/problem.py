@@ -99,7 +99,7 @@ class Asked(NamedTuple):
     heads: Any = None
     """The `HeadParts` of D, if D has columns that are not written, else None."""
     row_weights: Tensor | None = None
-    """FP32 `[m]`: factors of rows of activations."""
+    """FP32 `[m]`: a factor for each row, which multiplies its activation."""
     scales: Any = None
     """Scales of a D that is cast, m-major: one for each row and 64 columns, or 128 if gate is apart from up."""
     limit: float | None = None

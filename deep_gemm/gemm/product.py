@@ -69,7 +69,7 @@ class Product:
     options: Sequence[str] = ()
     """Names of the options in `said`, in order. Operators have one `recipe` for a caller's `recipes`."""
     inputs: Sequence[str] = ("c",)
-    """Names of: C, or the layout in place of C; beside C, a tensor that locates groups; and depths from the host."""
+    """Names of C (or the layout in its place), of a tensor beside C that locates groups, and of the host's depths."""
     as_operator: Callable[..., Tensor | None] = by_operator
     """`(product, a, b, d, c, said, layout, ks) -> D or None`: passes a call to the operator."""
     on_gpu: Callable[[Any], None] = launch

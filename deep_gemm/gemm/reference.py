@@ -44,7 +44,7 @@ from .problem import Problem, padding_rows
 TILE_M, TILE_N = 256, 1024
 FP32_MIN_NORMAL = 2.0**-126
 ELEMENTS_AT_A_TIME = 1 << 24
-"""Elements of rows, multiplied by vectors, that are in memory as FP64 at a time."""
+"""The most elements of rows that are in memory as FP64 at a time, to be multiplied by vectors."""
 
 
 @torch.no_grad()
@@ -108,7 +108,7 @@ def _counted_rows(p: Problem) -> None:
     """Compute the first rows of each group.
 
     The host never reads counts from a GPU, because a CUDA graph must be able to capture the call. So a GPU computes all
-    rows, and D keeps its old rows from a group's count on. The CPU computes only the rows that count.
+    rows, and D keeps its old rows from a group's count on. The CPU computes only the counted rows.
     """
     counts = p.c.tolist() if p.c.is_cpu else [p.m] * p.groups
     for group, rows in enumerate(counts):

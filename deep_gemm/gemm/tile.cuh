@@ -106,8 +106,8 @@ struct KBlocks {
 
 using Totals = float[kUnitsPerWarpgroup][kUnitN / 2];
 
-// If the tensor cores add to a tile's sums over its k-blocks, ptxas of CUDA 12.8 must see that the sums begin as zeros
-// and end with the tile, or it makes all WGMMAs wait for each other (note C7515). So there tiles are stored first.
+// If the tensor cores add up a tile's sums, ptxas of CUDA 12.8 must see that the sums begin as zeros and end with the
+// tile, or all WGMMAs wait for each other (note C7515). So with 12.8 a tile is stored before the next one is found.
 constexpr bool kStoresAtOnce = !kHasScales && kCudaRelease < 1209;
 
 struct WholeShare {

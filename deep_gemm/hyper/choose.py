@@ -19,7 +19,7 @@ Chosen = HcConfig | HcFewConfig
 FEW_ROWS = 320
 """The most rows for which the kernel for few rows is a candidate."""
 RING_US, RING_COLUMN_US = 1.485, 0.103
-"""Microseconds that the kernel with a ring takes besides its estimate, and further ones for each column."""
+"""Microseconds of the kernel with a ring besides its estimate: a constant, and more for each column."""
 USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
 
 

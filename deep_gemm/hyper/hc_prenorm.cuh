@@ -215,7 +215,7 @@ DEVICE void multiply(SharedStorage& shared, const Unit& unit, TeamPosition& at, 
     const RingPosition slot = {at.stage, at.parity};
     wait_until_loaded(shared.ring, slot);
     if (k_block >= unit.end_k_block) {
-      ptx::syncwarp();  // all lanes have seen the phase, which may end after the release
+      ptx::syncwarp();  // all lanes have seen this phase, which the release may end
       release(shared.ring, slot, lane);
       continue;
     }

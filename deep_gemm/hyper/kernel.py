@@ -33,7 +33,7 @@ BLOCK_US = {64: 0.215, 128: 0.4}
 UNIT_US, EXCHANGE_US, CTA_US = {64: 0.69, 128: 1.375}, 0.58, 0.145
 """Microseconds for a unit besides its k-blocks, for the sums of a cluster, and for each of its CTAs."""
 BYTES_PER_US, REREAD = 4.2e6, 0.05
-"""Bytes of A, B and D that memory moves in a microsecond; and the part of that time for reading B from the L2."""
+"""Bytes of A, B and D that memory moves in a microsecond; the cost of reading B from the L2, relative to DRAM."""
 CHUNK_BYTES = 512
 """Bytes of a chunk that CTAs exchange: four sums of each lane of a warp."""
 PRODUCT_K = 16

@@ -22,7 +22,7 @@ AHEAD = {8: 4, 16: 3, 24: 3, 32: 2}
 FEW_US, CLUSTER_US = 2.36, 1.85
 """Microseconds that the kernel takes to begin and end, and for the sums of a cluster."""
 STEP_US, COLUMN_US = 0.337, 0.0194
-"""Microseconds that a CTA takes for a step of each of its warps, and further ones for each column."""
+"""Microseconds that a CTA takes for a step of each of its warps: a constant, and more for each column."""
 ROUND_US = 2.84
 """Microseconds from the end of a CTA to the first loads of the next CTA on its SM."""
 SHARED_US = 0.58

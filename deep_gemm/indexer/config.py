@@ -43,7 +43,7 @@ class InRows:
     """Keys in consecutive rows; each token has a range of keys."""
 
     run_blocks: ClassVar = 4
-    """Blocks of keys in a run: the products of one block overlap with the sums of the block before."""
+    """Blocks of keys in a run: the products of one block overlap with the sums of the previous block."""
     always_moves_registers: ClassVar = True
     share_bytes: ClassVar = 8 * (NUM_THREADS // 32) + 16
     """Size of `ShareStorage` in indexer/logits/shares.cuh."""
@@ -182,7 +182,7 @@ class LogitsConfig(Config):
 
     @property
     def num_stages(self) -> int:
-        """Blocks of keys that shared memory holds: the most that fit, up to `most_stages` of the keys."""
+        """Blocks of keys that shared memory holds: the most that fit, but at most `keys.most_stages`."""
         fitting = (SHARED_BYTES_LIMIT - self.fixed_bytes - 2048) // (self.slot_bytes + 16)
         return min(fitting, self.keys.most_stages(self.slot_bytes))
 

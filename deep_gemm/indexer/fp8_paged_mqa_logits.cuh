@@ -148,7 +148,7 @@ struct SequenceLoad {
   }
 };
 
-// Producer, one warp: the pages of a sequence's blocks. Each lane holds an entry of the table: 32 / kPages blocks.
+// Producer, one warp: pages of a sequence's blocks. Each lane holds an entry of the table: of 32 / kPages blocks in all.
 struct Entries {
   uint32_t held, page;
 

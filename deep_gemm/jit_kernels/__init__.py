@@ -11,4 +11,4 @@ from ..gemm.api.grouped import (
 )
 from . import utils as utils
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers

@@ -8,4 +8,4 @@ from ..core.settings import (
     set_num_sms as set_num_sms,
 )
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers

@@ -9,6 +9,6 @@ from .dist import init_dist as init_dist, uneven_all_gather as uneven_all_gather
 from .layout import *  # noqa: F403  programs import all names of both modules from here too
 from .math import *  # noqa: F403
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers
 __getattr__ = _partial(_refuse, __name__)
 """Raises an error that says what to use instead of a name that DeepGEMM has and this package lacks."""

@@ -39,7 +39,7 @@ def bf16_gemm_nt(
 ) -> Tensor | None:
     """Compute D = C + A @ B.T of BF16 matrices, summed in FP32 and rounded once.
 
-    - `a`: `[m, k]`; `b`: `[n, k]`. One of its two dimensions is contiguous; the stride of the other is a multiple of 8.
+    - `a`: `[m, k]`; `b`: `[n, k]`. Each has one contiguous dimension; the stride of the other is a multiple of 8.
       k is a multiple of 8 too, unless A is contiguous along m and B along n.
     - `d`: `[m, n]`, torch.bfloat16 or torch.float32, n a multiple of 8 or 4. If `d` is given, the function returns
       None; if not, it makes D in C's type (BF16 without C) and returns it.

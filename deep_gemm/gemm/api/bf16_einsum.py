@@ -87,7 +87,7 @@ def batched_symm(a: Tensor, b: Tensor, d: Tensor) -> None:
         if checks.tensor(name, x).dim() != 3 or x.shape[1] != x.shape[2]:
             raise ValueError(f"{name}: expected shape (batch, n, n), got {tuple(x.shape)}")
         if checks.on_host(x) and not torch.equal(x, x.mT):
-            raise ValueError(f"{name}: expected symmetric matrices, got others; einsum multiplies those")
+            raise ValueError(f"{name}: expected symmetric matrices, got one that is not; einsum takes any matrices")
     _batched(a, b, d)
 
 

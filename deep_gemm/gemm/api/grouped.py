@@ -73,9 +73,9 @@ def m_grouped_fp8_gemm_nt_contiguous(
     - `grouped_layout`: int32 `[m]`, the group of each row. Rows of a group form runs of any length, in any order; -1
       skips a row. With `use_psum_layout=True` it is int32 `[groups]`: group g has the rows from `ends[g - 1]`, aligned
       to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`. Left out, it means `num_groups` groups of equal size.
-    - If a row without a group shares a 128-aligned block of rows with a row of a group, it is written as zeros. Any
-      other row without a group is neither read nor written. With ends, zeros are written up to the next group's
-      aligned start, unless `ensure_zero_padding` is False; with ids that argument changes nothing, as callers expect.
+    - A row without a group is written as zeros if it shares a 128-aligned block of rows with a row of a group. Any
+      other row without a group is neither read nor written. With ends, zeros are written up to the next group's aligned
+      start, unless `ensure_zero_padding` is False; with ids that argument changes nothing, as callers expect.
     - `bias`: FP32 or BF16 `[groups, n]`, added in FP32 to each row of a group. BF16 is converted in each call.
 
     The other keywords are as for `fp8_gemm_nt`; `expected_m_for_psum_layout` is accepted as a hint. `b` may be FP4
@@ -166,7 +166,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
       group ends. All ends but the last must be multiples of `get_mk_alignment_for_contiguous_layout()`.
     - `d`: FP32 `[groups, m, n]`, made and returned if it is left out; BF16 is allowed without C. `c`: FP32, added to
       the product, D itself or disjoint from D. An empty group's part of D is C, or zero.
-    - `use_padded_sf_layout` and `epilogue`: accepted as False and None.
+    - `use_padded_sf_layout` and `epilogue`: must be False and None.
 
     >>> ks = [128, 0, 16]
     >>> a, b = k_grouped_cast_to_fp8(torch.ones(4, 144), ks), k_grouped_cast_to_fp8(torch.ones(8, 144), ks)

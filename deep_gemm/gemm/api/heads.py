@@ -54,10 +54,10 @@ def fp8_einsum(
 
     `c` is added in FP32; it has D's type and shape, and is D itself or disjoint from D.
 
-    Values are contiguous along their last dimension; their other strides are any multiples of 16 bytes, so values may
-    be a part of a wider tensor. Scales may have any strides. Kernels load the scales of `a` without a copy if tokens
-    are contiguous: `get_mn_major_tma_aligned_tensor(scales.transpose(0, 1)).transpose(0, 1)`. If `d` is given, the
-    function returns None; if not, it makes D and returns it. `epilogue` must be None.
+    Values are contiguous along their last dimension; their other strides may be any multiples of 16 bytes, so values
+    may be a part of a wider tensor. Scales may have any strides. Kernels load the scales of `a` without a copy if
+    tokens are contiguous: `get_mn_major_tma_aligned_tensor(scales.transpose(0, 1)).transpose(0, 1)`. If `d` is given,
+    the function returns None; if not, it makes D and returns it. `epilogue` must be None.
 
     >>> a = per_token_cast_to_fp8(torch.ones(3, 2, 256))
     >>> w = per_block_cast_to_fp8(torch.ones(2, 128, 256))
@@ -88,7 +88,7 @@ def _as_operator(
 
 
 def _product(expr: str) -> Product:
-    """State the product of an expression."""
+    """Make the `Product` of an expression."""
 
     def as_operator(_: Product, a: Operand, b: Operand, d: Any, c: Any, said: tuple[Recipes], *__: None) -> Any:
         made = _as_operator(expr, a, b, d, c, said[0][0] or RECIPE_1D2D)

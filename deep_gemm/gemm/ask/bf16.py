@@ -76,7 +76,7 @@ def sum_problem(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None) -> Pro
     sizes: Sizes = {}
     a, b = operand("a", a, ("b", "m", "k"), sizes), operand("b", b, ("b", "n", "k"), sizes)
     if c is not None and (d is None or d.dtype != torch.float32 or c is not d):
-        raise ValueError(f"c: expected None or an FP32 d itself for {SUMMED}, got another tensor")
+        raise ValueError(f"c: expected None, or d itself in FP32, for {SUMMED}, got another tensor")
     d, c = checks.outputs({"a": a, "b": b}, d, c, ("m", "n"), sizes, torch.bfloat16)
     if sizes["k"] % K_OF_SUM:
         raise ValueError(f"k: expected a multiple of {K_OF_SUM} for {SUMMED}, got {sizes['k']}")
@@ -179,9 +179,9 @@ def bf16_depths_problem(
             host_ks = of_layout
     for index, k in enumerate(host_ks or ()):
         if k < 0:
-            raise ValueError(f"ks_cpu: expected numbers of rows, got {k} at index {index}")
+            raise ValueError(f"ks_cpu: expected numbers of at least 0, got {k} at index {index}")
     if host_ks is not None and sum(host_ks) > (rows := sizes["sum_k"]):
-        raise ValueError(f"ks_cpu: expected numbers that add up to {rows}, the rows of a, or less, got {sum(host_ks)}")
+        raise ValueError(f"ks_cpu: expected a sum of at most {rows}, the rows of a, got {sum(host_ks)}")
     sizes["groups"] = len(host_ks) if host_ks is not None else counts.numel()  # type: ignore[union-attr]
     d, c = checks.outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32)
     for name, x, axis in (("a", a, "m"), ("b", b, "n")):

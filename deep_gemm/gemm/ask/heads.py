@@ -93,7 +93,7 @@ def _scales(name: str, sf: Tensor, axes: str, expected: tuple[int, ...], hint: s
 
 
 PART_MULTIPLE = 16
-"""The columns of a part are a multiple of the narrowest panel that kernels store."""
+"""A part must have a multiple of this number of columns: the narrowest panel that kernels store."""
 
 
 def skip_problem(a: Operand, b: Operand, d: Tensor | None, head_splits: Sequence[int], *, recipes: Recipes) -> Problem:
@@ -134,7 +134,7 @@ def heads_of(head_splits: Sequence[int]) -> HeadParts:
     are_multiples = left % PART_MULTIPLE == right % PART_MULTIPLE == mid % MID_MULTIPLE == 0
     if left <= 0 or mid < 0 or right <= 0 or not are_multiples:
         raise ValueError(
-            f"head_splits: expected left and right of at least {PART_MULTIPLE}, multiples of it, and mid a multiple of "
+            f"head_splits: expected left and right to be positive multiples of {PART_MULTIPLE}, and mid a multiple of "
             f"{MID_MULTIPLE}, got {tuple(splits)}"
         )
     return HeadParts(left, mid, right)

@@ -1,8 +1,8 @@
 """Choose the tile that multiplies BF16 operands, and the number of slices that k is split into.
 
 A row's bits must not depend on the number of rows. Tiles of every shape give the same bits, but another number of
-slices of k does not, so the weight alone decides it: `slices_of`. Each slice is summed from zero. The sums are added in
-order, by a cluster with one CTA for each slice, or by one CTA that computes the slices in turn.
+slices gives other bits. So the weight alone decides the number of slices: `slices_of`. Each slice is summed from zero.
+A cluster with a CTA for each slice adds up the sums in order, or one CTA does, which computes the slices in turn.
 
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
     multiply = rounds * (blocks of k * block + tile_us + store)
@@ -47,19 +47,19 @@ loads it. An H200 loads at its usual rate. Fitted to 15 products by 162 tiles: 1
 128x112, 316 with 128x160."""
 DEEP, FEW_HIGH, L2_BYTES = 4096, 4, 60 << 20
 BLOCK_US = 0.038
-"""Time of a k-block beside multiplying and loading, equal for every size of tile."""
+"""Time of a k-block besides multiplying and loading, equal for every size of tile."""
 TILE_US = 0.21
 """Time of a tile besides its k-blocks: filling the ring, and starting to store."""
 STORE_US = 1.26
-"""Time to store a tile of 256x128 in BF16, as far as the next tile does not hide it."""
+"""Time to store a tile of 256x128 in BF16, without the part that overlaps with the next tile."""
 SPLIT_US = 1.05
 """Time to add up the sums of a tile if CTAs split k."""
 ALONE = 1.05
-"""Factor on the time of a k-block if a CTA has one math warpgroup: several multiply in each other's pauses."""
+"""Factor on the time of a k-block if a CTA has one math warpgroup: no other multiplies while it pauses."""
 NARROW = 0.16
 """Added part of the time to store if panels have 32 columns, not 64; with 16 columns, three times this part."""
 REREAD = 0.06
-"""Cost of another row of tiles that reads a weight at the same time, as a part of the time to read the weight."""
+"""Cost of one more row of tiles that reads the same weight, as a part of the time to read the weight."""
 REREAD_SPLIT = 0.55
 """`REREAD` if a cluster splits k: an H200 takes 1 to 3 us longer with two rows of tiles than with one."""
 MOST_REREADS = 3
@@ -69,7 +69,7 @@ LEAST_SLICE = 1024
 COLUMNS = 64
 """Columns of a tile for few rows."""
 SPLITS_AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 15, 7: 15}
-"""Clusters that 132 SMs surely run at a time, by CTAs of a cluster: 18 of 6 or of 7 took two rounds on an H200."""
+"""Clusters that 132 SMs surely run at a time, by CTAs of a cluster: 18 of 6 or 7 CTAs took two rounds on an H200."""
 
 
 class Tile(NamedTuple):
@@ -82,7 +82,7 @@ class Tile(NamedTuple):
     splits: bool = False
 
     def config(self, output: Output, majors: Majors, slices: int) -> Bf16Config:
-        """The kernel's configuration for this tile."""
+        """Return the kernel's configuration for this tile."""
         cluster_k = slices if self.splits else 1
         clusters = self.cluster_m, self.cluster_n, cluster_k
         return _config(self.block_m, self.block_n, output, majors, *clusters, slices)
@@ -101,7 +101,7 @@ class Tile(NamedTuple):
         sums, room = self.block_m * self.block_n // (warpgroups * 128), MAX_ACCUMULATORS[warpgroups]
         if slices == 1 or self.splits:
             return sums <= room
-        if output.is_fp32 or (output.c_is_fp32 and sums * 2 > 160):  # spilled beside C or store buffers
+        if output.is_fp32 or (output.c_is_fp32 and sums * 2 > 160):  # C or store buffers take registers
             return output.is_fp32 and sums * 2 <= room
         return sums * 2 <= room or self == WIDE_IN_SLICES
 
@@ -112,7 +112,7 @@ WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
 """The only tile that keeps sums of earlier slices in store buffers, since its registers have no room for them. A slice
 then takes 1.3 to 2.3 us more; with 256x128 or 192x160 it takes 2 to 4. An FP32 output would spill."""
 WIDE_SLICE_US = 1.6
-"""Extra time of this tile for each slice after the first."""
+"""Extra time of WIDE_IN_SLICES for each slice after the first."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
@@ -148,14 +148,14 @@ def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE) -> int:
 
 @lru_cache(maxsize=4096)
 def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Bf16Config:
-    """The configuration of the lowest cost, for `planes` products of a kind."""
+    """Choose the configuration of the lowest cost, for `planes` products of one shape."""
     tile = chosen_tile(BANDS[band_of(m)] if m <= BANDS[-1] else m, n, k, output, majors, gpu, planes)
     return tile.config(output, majors, slices_of(n, k, majors, output.work))
 
 
 @lru_cache(maxsize=4096)
 def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
-    """The tile of `select_bf16`."""
+    """Choose the tile for `select_bf16`."""
     slices = slices_of(n, k, majors, output.work)
     tiles = [tile for tile in TILES if tile.serves(majors, slices, output)]
     return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
@@ -210,7 +210,7 @@ DEPTHS_TILES = (Tile(64, 64), Tile(128, 64), Tile(128, 128), Tile(128, 192), Til
 def select_bf16_rows(
     num_groups: int, rows: float, n: int, k: int, output: Output, b_is_mn: bool, gpu: Gpu
 ) -> Bf16Config:
-    """Choose the configuration for groups of `rows` rows on average: high and wide, unless that leaves SMs idle."""
+    """Choose the configuration for groups of `rows` rows on average: a large tile, unless it leaves SMs idle."""
     height = 64 if rows <= 64 else 128
     tiles_m = num_groups * min(rows, 1.0) * math.ceil(rows / height)
     return grouped_tile(ROWS_TILES, height, tiles_m, n, output, gpu).config(output, Majors(b_is_mn=b_is_mn), 1)
@@ -235,7 +235,7 @@ def grouped_tile(tiles: tuple[Tile, ...], height: int, tiles_m: float, n: int, o
 
 @cache
 def fitting_tiles(tiles: tuple[Tile, ...], output: Output) -> tuple[Tile, ...]:
-    """Give the tiles whose store buffers fit."""
+    """List the tiles whose store buffers fit."""
     return tuple(tile for tile in tiles if tile.config(output, K_MAJOR, 1).why_illegal() is None)
 
 
@@ -249,7 +249,7 @@ SUM_TILES = (
 """Tiles for sums of several products."""
 SUM_OUTPUT = replace(FP32, work=SUM)
 SLICES_US_PER_MB = 0.64
-"""Microseconds for a megabyte of all slices. Fitted on an H200: 16 to 512 products, D of 128 x 128 to 512 x 512."""
+"""Microseconds for each megabyte of slices. Fitted on an H200: 16 to 512 products, D of 128 x 128 to 512 x 512."""
 LEAST_SLICE_OF_SUM = 8
 """The least number of k-blocks in a slice: each slice costs writing and reading a D in FP32."""
 
@@ -257,7 +257,7 @@ LEAST_SLICE_OF_SUM = 8
 def select_bf16_sum(m: int, n: int, blocks: int, majors: Majors) -> tuple[Bf16Config, int]:
     """Choose the configuration and the number of slices for a sum over products with `blocks` blocks of k in all.
 
-    Slices, and so bits, depend on sizes alone: their number gives each SM of an H100 one tile of a slice.
+    The number of slices, and so the bits, depends on sizes alone: each SM of an H100 gets one tile of a slice.
     """
     tile = min(SUM_TILES, key=lambda tile: _us_of_sum(tile, m, n, blocks))
     return tile.config(SUM_OUTPUT, majors, 1), _slices_of_sum(tile, m, n, blocks)
@@ -274,7 +274,7 @@ def _tiles_with_neighbours(tile: Tile, m: int, n: int) -> int:
 
 
 def _us_of_sum(tile: Tile, m: int, n: int, blocks: int) -> float:
-    """Estimate microseconds: k-blocks of a CTA, with operations and its own loads; and slices, written and read."""
+    """Estimate microseconds: a CTA's k-blocks (operations and its own loads), and writing and reading all slices."""
     operations_us = 2 * tile.block_m * tile.block_n * BLOCK_K / SM_TFLOPS / 1e6
     loaded = tile.block_m // tile.cluster_n + tile.block_n // tile.cluster_m
     slices = _slices_of_sum(tile, m, n, blocks)
@@ -284,13 +284,13 @@ def _us_of_sum(tile: Tile, m: int, n: int, blocks: int) -> float:
 
 
 def reachable_bf16_sum() -> list[Bf16Config]:
-    """Every configuration that `select_bf16_sum` can give."""
+    """List every configuration that `select_bf16_sum` can return."""
     majors = (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
     return [tile.config(SUM_OUTPUT, each, 1) for each in majors for tile in SUM_TILES]
 
 
 def reachable_bf16_rows() -> list[Bf16Config]:
-    """Every configuration that `select_bf16_rows` can give."""
+    """List every configuration that `select_bf16_rows` can return."""
     outputs = [replace(OUTPUTS[i], work=work) for work in (IDS, ENDS, COUNTS) for i in (0, 2, 3, 5)]
     return [
         tile.config(output, Majors(b_is_mn=b_is_mn), 1)
@@ -301,7 +301,7 @@ def reachable_bf16_rows() -> list[Bf16Config]:
 
 
 def reachable_bf16_depths() -> list[Bf16Config]:
-    """Every configuration that `select_bf16_depths` can give."""
+    """List every configuration that `select_bf16_depths` can return."""
     outputs = [replace(each, work=work) for work in (PARTS, COUNTED) for each in OUTPUTS[:5]]
     return [
         tile.config(output, Majors(True, True), 1) for output in outputs for tile in fitting_tiles(DEPTHS_TILES, output)
@@ -309,7 +309,7 @@ def reachable_bf16_depths() -> list[Bf16Config]:
 
 
 def reachable_bf16() -> list[Bf16Config]:
-    """Every configuration that `select_bf16` can give for one product."""
+    """List every configuration that `select_bf16` can return for one product."""
     found = [
         tile.config(output, majors, slices)
         for majors in (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))

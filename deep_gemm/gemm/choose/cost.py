@@ -9,7 +9,7 @@
                of a tile; if parts may fold, half of part_ps (in the decode kernel always half, and no part_ns)
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
     block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
-    store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
+    store    = store_us * (elements of a tile / 32768)^1.5, for BF16; in proportion to the bytes of an element
     memory   = bytes / dram_tb_per_s + evict_us * (1 - e^(-bytes / L2))
 
 In a round each SM computes a tile; two CTAs on an SM take twice as long, so their round counts as two. (The decode
@@ -21,8 +21,8 @@ explains them. Memory takes equally long with every tile, so the tile of the low
 For groups of rows the cost uses the expected number of tiles; by ids, the product takes at least the time to find the
 groups. The host knows how many rows there are in all, or about how many a group has. Group sizes are assumed to vary
 
-    if rows are stacked, like an exponential distribution, as the tokens of experts do: a group of x rows on average
-    then has 1 / (1 - exp(-block_m / x)) tiles along m on average, one if it is small, half a tile too many if large
+    if rows are stacked, like an exponential distribution, as experts' tokens do: a group of x rows on average then
+    has 1 / (1 - exp(-block_m / x)) tiles along m on average: about 1 for small x, x / block_m + 1 / 2 for large x
     if `expected_m` is given, evenly from 0.7 to 1.3 of it
 
 All groups along k have equally many tiles, and the host need not know their depths. CTAs take tiles so that their
@@ -148,7 +148,7 @@ class OnWeight(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _tiles_along_m(ms: tuple[int, ...], rows: int, high: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Count tiles of `rows` rows for each m of `ms` up to `high`: the different counts, and the index of each m's."""
+    """Count tiles of `rows` rows for each m of `ms` up to `high`: the different counts, and each m's index in them."""
     tiles = [(m + rows - 1) // rows for m in ms if m <= high]
     different = tuple(dict.fromkeys(tiles))
     return different, tuple(map(different.index, tiles))
@@ -184,7 +184,7 @@ def row_bytes(n: int, k: int, output: Output) -> int:
 
 
 def by_size(tile: Tile) -> float:
-    """Return the factor on the time to store 256x128: a large tile takes over its share, as loads have less room."""
+    """Return the factor on the time to store 256x128: large tiles take longer per element, as loads get less room."""
     return float((tile.block_m * tile.block_n / (256 * 128)) ** 1.5)
 
 
@@ -254,7 +254,7 @@ def estimate(tile: Tile, sizes: Sizes, output: Output, gpu: Gpu, timings: Timing
     moving_us = memory_us(groups * (bytes_of_weight(n, k, output) + m * row_bytes(n, k, output)) / 1e6, timings)
     if not output.work.is_along_k:  # like a dense product with the tiles of all heads
         return offer._replace(clusters_n=offer.clusters_n * groups).estimate(m, moving_us, timings.launch_us)
-    # A tile takes as long as its own products, or as adding the tile before it to D, whichever is longer.
+    # A tile takes as long as its own products or as adding the previous tile to D, whichever is longer.
     tiles = groups * ceil_div(m, offer.rows) * offer.clusters_n
     rounds = offer.rounds(tiles)
     add_us = timings.add_us * by_size(tile) if output.with_c or output.adds_to_d else 0.0

@@ -63,8 +63,8 @@ def choose(sizes: Sizes, output: Output, gpu: Gpu, part_multiple: int = 0) -> Co
     """Choose by the settings in force: for the whole GPU, unless that configuration needs more SMs than are allowed.
 
     `fp8_gemm` is persistent: its grid can be as small as the caller wants. The decode kernel has a CTA for each tile;
-    if it has more CTAs than the allowed SMs, it would run on other SMs too. `part_multiple`: for heads with columns
-    between their parts; each part has a multiple of this number of columns.
+    with more CTAs than allowed SMs, it would use other SMs too. `part_multiple`: for heads with columns between their
+    parts; each part has a multiple of this number of columns.
     """
     split_k, num_sms = not get_batch_invariant(), num_sms_of(gpu.num_sms)
     if output.work.groups_rows:  # with FP4 the two kernels may add up in different orders
@@ -170,7 +170,7 @@ class Menu(NamedTuple):
     """Configurations of the tiles, each made at its first use."""
 
     def tile_for(self, m: int) -> Tile:
-        """The tile for this number of rows."""
+        """Return the tile for m rows."""
         return self.offers[self.numbers[band_of(m)]].tile
 
 

@@ -34,7 +34,7 @@ class Tile:
         """Short name for people and tables: "128x256/m2", "64x64/k5", "64x8/k3 2/SM"."""
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
-        if self.is_decode:  # columns first
+        if self.is_decode:  # the name begins with columns
             return f"{self.block_n}x{self.block_m}{cluster} {self.ctas_per_sm}/SM"
         return f"{self.block_m}x{self.block_n}{cluster}"
 
@@ -49,7 +49,7 @@ class Tile:
         return self.crowd if self.is_decode else 1
 
     def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
-        """The kernel's configuration for this tile."""
+        """Return the kernel's configuration for this tile."""
         return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS)
 
 
@@ -86,7 +86,7 @@ TILES = (
 """Tiles for products of usual operands, picked from a larger set: leaving out the others costs 0.1%."""
 
 TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), Tile(192, 128), Tile(256, 128))
-"""Tiles if B has a scale for each row (weight gradients), which takes twice the FP32 instructions, more registers."""
+"""Tiles if B has a scale for each row (weight gradients): promotion takes twice as many instructions, and registers."""
 TILES_FP4 = (
     Tile(64, 64),
     *_splits(Tile(64, 128), 1, 2, 4),
@@ -109,7 +109,7 @@ _FEW_FINE = (
 )
 """Tiles for few rows with fine scales. By cost.py most gain 3% where they are best; batch invariance needs 64x8."""
 TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), Tile(256, 128), *_FEW_FINE)
-"""Tiles if a scale of B covers less than 128 x 128: the kernel decides for 128 columns whether parts of k fold."""
+"""Tiles if a scale of B covers less than 128 x 128: the kernel checks 128 columns together for parts that fold."""
 TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
 """Tiles if other scales cover fewer than 128 columns."""
 OUTPUTS_BY_NAME = {output.name: output for operands in OPERANDS_OF[DENSE] for output in OUTPUTS_OF[operands]}
@@ -159,7 +159,7 @@ FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
 MOST_FEW = 16
 """The most rows of a group for FEW: each further tile of a group reads the weight again, from the L2."""
 ROWS_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
-"""Tiles that activate: a warpgroup has 64 columns of gate and 64 of up; a tile has one block of B's scales of each."""
+"""Tiles that activate: a warpgroup has 64 columns of gate and 64 of up, each in one block of B's scales."""
 ROWS_APART = (Tile(64, 256), Tile(128, 256))
 """Tiles that activate if gate is apart from up: a warpgroup has both for the same columns, in two units."""
 DEPTHS_TILES = (Tile(64, 64), Tile(128, 96), Tile(128, 128), Tile(256, 128))
@@ -255,5 +255,5 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
         if config is None:
             raise ValueError(f"tile: {tile} cannot be built")
         return config
-    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same tail as the problem's
+    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same tail as the problem's k
     return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n, tile.cluster_k, k)

@@ -1,9 +1,9 @@
 """Constants of the cost model: times of the parts of a product, read from timings.json.
 
-`python -m lab tune --fit` makes that file from measured times, and reports how good choices by it are. All Hopper GPUs
-have the same SMs, so most constants are fitted to all GPUs together; the GPUs differ in memory. One constant,
-`across_lines_ps`, was measured by itself: a fit of all constants to times that include such rows chose no better. GPUs
-that were not measured use `GUESSES`.
+`python -m lab tune --fit` makes that file from measured times, and reports how good the resulting choices are. All
+Hopper GPUs have the same SMs, so most constants are fitted to all GPUs together; the GPUs differ in memory. One
+constant, `across_lines_ps`, was measured by itself: a fit of all constants to times with rows across lines chose no
+better. GPUs that were not measured use `GUESSES`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Timings:
     tile_us: float
     """Time of a tile besides its k-blocks: filling the ring, starting to store."""
     store_us: float
-    """Time to store a tile of 256x128 in BF16, as far as the next tile does not hide it."""
+    """Time to store a tile of 256x128 in BF16, without the part that overlaps with the next tile."""
     load_gb_per_s: float
     """Rate at which one SM loads A and B in the decode kernel, which spends its time loading."""
     fp4_ns: float
@@ -75,7 +75,7 @@ class Timings:
     dram_tb_per_s: float
     """Rate at which products read and write DRAM, once the L2 holds nothing older."""
     evict_us: float
-    """Extra time until that rate is reached, because older data must leave the L2 first."""
+    """Extra time until `dram_tb_per_s` is reached, because older data must leave the L2 first."""
 
 
 @cache

@@ -61,7 +61,7 @@ class Bf16Config(GemmConfig):
 
     @property
     def accumulators(self) -> int:
-        """Registers of a math thread for sums: of this slice, and of the slices before."""
+        """Registers of a math thread for sums: of this slice, and of earlier slices."""
         return self.sums * 2 - self.shared_sums if self.walks_slices else self.sums
 
     @property

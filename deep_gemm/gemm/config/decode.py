@@ -28,11 +28,11 @@ SCALE_BLOCKS = 32
 SCALE_BLOCKS_OF_E2M1 = 16
 FINE_SCALE_BLOCKS = (32, 16, 8, 4)
 FINE_SCALES_ON_WAY = 20
-"""Registers of a thread that may hold fine scales between global and shared memory."""
+"""Registers of a thread that may hold fine scales on their way from global to shared memory."""
 FINE_SCALES_THERE = 2048
 """The most fine scales of a tile's tokens, or of 64 rows of B, that are in shared memory at a time."""
 FINE_ROWS, FINE_COLUMNS = (1, 32, 64, 128), (32, 64, 128)
-"""Rows and columns that a fine scale of B may have; one of A has as many columns."""
+"""Rows and columns that a fine scale of B may cover; a fine scale of A may cover these columns."""
 FRAGMENT_REGISTERS = 16
 """Registers for a thread's part of a k-block of B, if B is multiplied from registers."""
 CHUNK_FLOATS = 128
@@ -64,9 +64,9 @@ class DecodeConfig(Config):
     ctas_per_sm: int = 1
     is_fp32: bool = False
     with_c: bool = False
-    """C is read and added; it may be D itself."""
+    """True if C is read and added; C may be D itself."""
     c_is_fp32: bool = False
-    """C is FP32 beside a BF16 D."""
+    """True if C is FP32 and D is BF16."""
     work: Work = DENSE
     """The rows that each B multiplies: all rows, or the rows of its head or group."""
     epilogue: Epilogue = TO_D

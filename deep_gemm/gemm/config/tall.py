@@ -65,7 +65,7 @@ class GemmConfig(Config, Output):
     run_k_blocks: int = 1
     """k-blocks that are multiplied in a straight line of code; the tensor cores run dry at the end of each line."""
     has_tail: bool = False
-    """Tell whether there is code for a tail: k-blocks that are left when no whole run remains."""
+    """True if there is code for a tail: k-blocks that are left when no whole run remains."""
     cluster_m: int = 1
     """2: two CTAs with neighbouring rows of tiles share B by multicast."""
     cluster_n: int = 1
@@ -164,8 +164,8 @@ class GemmConfig(Config, Output):
         """Registers of a producer thread and of a math thread after `setmaxnreg`; in sum no more than the launch gave.
 
         If rows are grouped, one of the producer's warps searches the layout. It needs more registers if it also looks
-        for the last tiles, or if it searches ids while the loading thread loads B's scales by row. Otherwise 24 are
-        enough. Tiles of 256x128 that keep B's scales by row (their rows are never grouped) spill with 232 registers,
+        for the last tiles, or if it searches ids while the loading thread loads B's scales by row. The loading thread
+        needs 24. Tiles of 256x128 that keep B's scales by row (their rows are never grouped) spill with 232 registers,
         which cost up to 12% on an H200.
         """
         if self.converts_b:
@@ -181,7 +181,7 @@ class GemmConfig(Config, Output):
 
     @property
     def has_scales(self) -> bool:
-        """Tell whether slots hold scales, which multiply partial sums as these are promoted."""
+        """Tell whether slots hold scales, by which promotion multiplies partial sums."""
         return self.sfa not in (None, WHOLE)
 
     @property
@@ -214,7 +214,7 @@ class GemmConfig(Config, Output):
         """Size of `SharedStorage` in gemm/fp8_gemm.cuh, which asserts that it is the same."""
         operands = self.num_stages * (self.block_m + self.block_n) * LINE_BYTES
         outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
-        if self.epilogue.has_row_addresses:  # 64 rows of a tile, each with room behind it: gemm/epilogue/store_rows.cuh
+        if self.epilogue.has_row_addresses:  # 64 rows of a tile, with padding after each: gemm/epilogue/store_rows.cuh
             outputs = self.num_math_warpgroups * WGMMA_ROWS * (self.block_n * self.output_bytes + 16)
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
@@ -277,7 +277,7 @@ class GemmConfig(Config, Output):
 
     @property
     def has_short_tiles(self) -> bool:
-        """Tell whether a group's last tile may be lower, in steps of 64 rows; needs warpgroups that multiply two units.
+        """Tell whether a group's last tile may be lower, in steps of 64 rows: warpgroups must have two units.
 
         A group of 129 to 256 rows is then one tile, which reads B once and multiplies few rows in vain: on an H200
         128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by this:
@@ -310,7 +310,7 @@ class GemmConfig(Config, Output):
 
     @property
     def keeps_row_scales(self) -> bool:
-        """Tell whether registers keep B's scales by row, which all units of rows of a warpgroup use."""
+        """Tell whether registers keep B's scales by row, because a warpgroup's units, one below another, share them."""
         return self.loads_sfb and self.units_along_n == 1 and self.units_per_warpgroup > 1 and self.parts == 1
 
     @property
@@ -333,7 +333,7 @@ class GemmConfig(Config, Output):
     def box_rows_of_sfa(self, m: int) -> int:
         """Rows of A whose scales one TMA instruction loads: a tile's, but no more than A has, rounded up to 16 bytes.
 
-        With several parts: all rows of a tile, as lines of a slot's parts are that far apart. Groups begin at any row.
+        With several parts: all rows of a tile, the distance of two parts in a slot. Groups begin at any row.
         """
         if self.work.groups_rows:
             return self.box_scale_rows

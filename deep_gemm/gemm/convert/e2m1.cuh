@@ -48,7 +48,7 @@ struct ConvertStorage {
 // Counts a role's passes over a tile's k-blocks. The role calls `again` after each pass: true means another pass.
 struct Passes {
   ConvertStorage& storage;
-  uint32_t at = 0;  // 256 * finished tiles + passes left of this tile, in one register, as math warps have no more
+  uint32_t at = 0;  // 256 * finished tiles + passes left of this tile: one register, because math warps have few
 
   DEVICE explicit Passes(ConvertStorage& storage_) : storage(storage_) {}
 
@@ -184,7 +184,7 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
                        static_cast<uint64_t>(k_blocks.first) * p.sfb_stride_k;
         if (!k_blocks.are_none()) rows.coming[i] = ptx::ld_global_b32(rows.next[i]);
       }
-      rows.most = kShifts, rows.factor = factor_of(kShifts);  // a tile's bits must not depend on the tile before
+      rows.most = kShifts, rows.factor = factor_of(kShifts);  // a tile's bits must not depend on the previous tile
 #pragma unroll 1
       for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
         uint32_t words[2], shifts[2];

@@ -26,8 +26,8 @@ struct LaneScales {
   uint32_t coming[kChunks];
   const bool are_words;
 
-  // Scales past the end of k are zero, like the values there; in words, they are the number of exponent zero. Columns
-  // of a tile past n use the last block's scale.
+  // Scales past the end of k are zero, like the values there; words there have exponents of zero. Columns of a tile
+  // past n use the last block's scale.
   DEVICE void ask(const Params& p, uint32_t first_k_block) {
     const uint32_t part = first_k_block * kScalePartsOfB + ptx::lane_index();
     const bool is_there = part < ceil_div(p.k, kBlockK / kScalePartsOfB);
@@ -61,7 +61,7 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
 #pragma unroll 1
     for (uint32_t first = k_blocks.first; first < k_blocks.end; first += kBlocksOfBatch) {
       uint32_t current[kChunks];
-      bool folds = true;  // true if a scale equals that of the k-block's first part, or is past the end of k
+      bool folds = true;  // false if a scale differs from the first part's, unless it is past the end of k
 #pragma unroll
       for (uint32_t i = 0; i < kChunks; ++i) {
         current[i] = scales.taken(i, first * kScalePartsOfB + ptx::lane_index());

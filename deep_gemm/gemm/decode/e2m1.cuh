@@ -45,13 +45,13 @@ DEVICE ptx::Uint2 folded(uint32_t word, bool& folds) {
   }
   folds = most - least < kShifts || most == 255;
   if (!folds) return {word, 0};
-  if (most == 255) return {0, bits_of_scale(255)};  // NaN, whatever the values
+  if (most == 255) return {0, bits_of_scale(255)};  // the product is NaN for any values
   const uint32_t shifts = word + (kShifts - 1) * 0x01010101 - most * 0x01010101;  // no byte borrows from the next byte
   return {shifts, bits_of_factor(most)};
 }
 
-// Scales of kScaleBlocks k-blocks, in registers between global and shared memory. A warpgroup loads its rows', all load
-// the tokens'. Past the last row, token or k-block, the last one's scales are loaded again: no address is outside.
+// Scales of kScaleBlocks k-blocks, loaded into registers and stored to shared memory. A warpgroup loads its rows' scales;
+// all load the tokens' scales. Past the last row, token or k-block, the last scale is loaded again: none is outside.
 struct Scales {
   uint32_t rows[kRowsPerThread];
   float tokens[kTokensPerThread];

@@ -1,10 +1,9 @@
 // Code that the kernels for few rows of A share: a CTA's tile of D and its k-blocks, the loop over these k-blocks, and
 // adding up and storing the sums.
 //
-// Rows of B are on WGMMA's side of 64, tokens on the side that may be as narrow as 8. So the accumulators are a tile of
-// D transposed: 64 columns of D for each warpgroup, times kBlockTokens rows. The kClusterK CTAs of a cluster split the
-// k-blocks of a tile, in order of rank, and exchange.cuh adds their sums. A cluster may have kClusterN tiles beside
-// each other.
+// WGMMA's 64 rows are rows of B; its columns, at least 8, are tokens. So the accumulators are a tile of D transposed: 64
+// columns of D for each warpgroup, times kBlockTokens rows. The kClusterK CTAs of a cluster split the k-blocks of a tile,
+// in order of rank, and exchange.cuh adds their sums. A cluster may have kClusterN tiles beside each other.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"

@@ -19,7 +19,7 @@ struct OutputStorage {
 
 struct OutputBarriers {
   uint64_t received;  // all chunks for this CTA have arrived
-  uint64_t consumed;  // all CTAs have read their chunks of the tile before
+  uint64_t consumed;  // all CTAs have read their chunks of the previous tile
 
   DEVICE void init() {
     ptx::mbarrier_init(&received, 1);          // one thread arrives and announces the bytes, which arrive later

@@ -111,7 +111,7 @@ struct PanelOutput {
     }
   }
 
-  // Returns the warpgroup's buffers once TMA has read them. Its threads may use them until store_tile: its first
+  // Returns the warpgroup's buffers once TMA has read them. Its threads may use them until store_tile, whose first
   // barrier keeps a thread from overwriting data that another has yet to read.
   DEVICE uint8_t* free_buffers() const {
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();

@@ -1,4 +1,4 @@
-// D is several planes of one shape. A file that includes this one defines Params, Tile and plane_of(p, tile) before.
+// D is several planes of one shape. A file that includes this one first defines Params, Tile and plane_of(p, tile).
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"

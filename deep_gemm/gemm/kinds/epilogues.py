@@ -40,9 +40,9 @@ class Epilogue(Named):
     destination: str = "to_matrix"
     """The file (gemm/epilogue/<destination>.cuh) that computes the position of a panel in D."""
     gates: str | None = None
-    """The file (gemm/epilogue/<gates>.cuh) that knows the columns of gate and up in a tile, if D is activated."""
+    """The file (gemm/epilogue/<gates>.cuh) that finds the columns of gate and up in a tile, if D is activated."""
     second_map: str = "map_whole_d"
-    """The second map of D of a product without row scales of B, if its work or its epilogue needs a second map."""
+    """The member for D's second map, if the work or the epilogue needs this map and B has no scales by row."""
     name: str = ""
     """A name for people, in place of D's type."""
     suffix: str = ""
@@ -54,7 +54,7 @@ class Epilogue(Named):
     output_bytes: int = 0
     """Bytes of an element of D; 0 if D's type decides."""
     params: str = ""
-    """The part of the name of its file of parameters, if rows are grouped."""
+    """Part of the name of its file of parameters, if rows are grouped."""
     may_run_beside: bool = False
     """True if its kernel may be one of two products that run beside each other: gemm/work/tile_queue.cuh."""
     skips_mid: bool = False
@@ -62,7 +62,7 @@ class Epilogue(Named):
     has_row_addresses: bool = False
     """True if each row is stored at its own address, perhaps in another GPU's memory."""
     write: Callable[[Any, Tensor], None] = add
-    """Writes the D of a problem of one product from its FP32 sums, which defines the epilogue."""
+    """Writes a problem's D from its FP32 sums, for one product: the definition of the epilogue."""
     work: Work | None = None
     """The only kind of work that it supports, with a BF16 D, no C and no split of k; None if it supports several."""
     operands: tuple[tuple[Values, Any, Any], ...] = ((E4M3, PER_ROW, PER_BLOCK),)
@@ -126,7 +126,7 @@ SILU_IN_BF16 = Epilogue(
     work=ENDS,
     operands=((BFLOAT16, None, None),),
 )
-"""BF16 operands, a B with gate's rows first, and D is silu(gate) * up in BF16, stored through panels."""
+"""Operands are BF16, B has gate's rows first, and D is silu(gate) * up in BF16, stored through panels."""
 
 
 def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:

@@ -62,7 +62,7 @@ _NAMES: dict[Operands, str] = {
     FP4_OPERANDS: "fp4 ",
     WHOLE_OPERANDS: "by rows ",
 }
-"""Names of operands; the usual ones have none."""
+"""Names of operands; empty for the usual ones."""
 
 
 def recipes_for(operands: Operands) -> Recipes:
@@ -106,7 +106,7 @@ class Output:
 
     @property
     def columns_of_a(self) -> int:
-        """Columns of A that share a scale; a k-block's if A has no scales along k."""
+        """Columns of A that share a scale; all columns of a k-block if A has no scales along k."""
         return SCALE_BLOCK if self.sfa is None else self.sfa.columns or SCALE_BLOCK
 
     @cached_property
@@ -187,7 +187,7 @@ def other_fields(one: Any, other: Output) -> list[str]:
 def output_into(
     d: Tensor, c: Tensor | None, operands: Operands = USUAL_OPERANDS, work: Work = DENSE, epilogue: Epilogue = TO_D
 ) -> Output:
-    """Make the output of a product: the tensors decide the type of D and the part of C."""
+    """Make the output of a product: the tensors tell the type of D, and whether and how C is added."""
     is_fp32 = d.dtype == torch.float32
     adds_to_d = is_fp32 and c is not None and c.data_ptr() == d.data_ptr()
     of_c = c is not None and not adds_to_d, not is_fp32 and c is not None and c.dtype == torch.float32, adds_to_d

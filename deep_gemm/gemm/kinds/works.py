@@ -24,7 +24,7 @@ MOST_K_PARTS = 128
 MOST_INLINE_COUNTS = 768
 """The most depths that the host can pass as parameters of a launch: `kMostInlineCounts` of gemm/work/k_counted.cuh."""
 MOST_COUNTED, PART_BYTES = 128, 16
-"""The most groups of a launch that counts depths on the GPU (`kMostCounted`, gemm/work/k_counted.cuh); their bytes."""
+"""The most groups of a launch that counts depths on the GPU (`kMostCounted`, gemm/work/k_counted.cuh); bytes of one."""
 
 
 class Named:
@@ -90,7 +90,7 @@ class Work(Named):
         return most if self.reads_ids else 4
 
     def run_words(self, rows_of_tile: int) -> int:
-        """Words after the window in which `Stretches` keeps the first rows of runs of one id."""
+        """Words, after the window, in which `Stretches` keeps the first rows of runs of one id."""
         return RUN_WORDS if self.reads_ids and rows_of_tile <= LOW_TILE else 0
 
     def queue_bytes(self, rows_of_tile: int, window_rows: int = WINDOW_ROWS) -> int:

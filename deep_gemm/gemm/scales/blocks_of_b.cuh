@@ -8,7 +8,7 @@
 #include "scales/thread.cuh"
 
 // The scales of B under one tile, never loaded inside the k loop. Lane l holds the scales of k-block first + l, and
-// loads those of the k-block 32 further. A shuffle passes the current k-block's scales to all lanes.
+// loads the scales of the k-block 32 further. A shuffle passes the current k-block's scales to all lanes.
 template <uint32_t kBlocks>
 struct BlockScales {
   const float* row[kBlocks];

@@ -77,7 +77,7 @@ DEVICE void place_part(const KCounts& depths, uint32_t group, WorkStorage& stora
       place += (other + i < depths.groups) & is_ahead;
     }
   }
-  // For any depths, nothing leads outside the operands.
+  // Limits the size, so that no depths lead outside the operands.
   const uint32_t rest = row < depths.rows ? depths.rows - row : 0;
   if (place >= depths.first && place - depths.first < depths.count)
     ptx::st_shared_v4_b32(&storage.parts[place - depths.first], row, own < rest ? own : rest, group, 0);

@@ -26,7 +26,7 @@ struct NumberMail {
     ptx::mbarrier_init(&empty, 1);  // the receiver arrives once it has read
   }
 
-  // `turn` is the number of numbers that were sent and received before.
+  // `turn` counts the numbers that were sent and received before.
   DEVICE void send(uint32_t sent, uint32_t turn) {
     ptx::mbarrier_wait_parity(&empty, (turn & 1) ^ 1);
     ptx::st_async_b32(&number, &full, 1, sent);
@@ -51,7 +51,7 @@ struct KGroups {
 struct Tile {
   uint32_t row_m;         // first row of D
   uint32_t row_n;         // first column of D, a row of B
-  uint32_t num_k_blocks;  // of its group
+  uint32_t num_k_blocks;  // of the tile's group
   uint32_t group;         // plane of C and D
 };
 

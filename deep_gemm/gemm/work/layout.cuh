@@ -18,7 +18,7 @@ struct Groups {
   uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
   uint32_t count;       // of groups
   uint32_t rows;        // rows of A and D; with kGroupCounts, of each group's A and D
-  uint32_t alignment;   // with kGroupEnds, of a group's first row; with any kind, the rows of a block whose padding is zeroed
+  uint32_t alignment;   // with kGroupEnds, of a group's first row; with all kinds, rows of a block of zeroed padding
   uint32_t zeroes_padding;
 };
 

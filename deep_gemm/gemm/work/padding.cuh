@@ -45,7 +45,7 @@ struct RowsOfBlock {
 DEVICE void zero_padding(const Groups& g, uint32_t* window, uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes) {
   if constexpr (kGroups == kGroupCounts) return;
   const uint32_t blocks = kGroups == kGroupEnds ? g.count : ceil_div(g.rows, g.alignment), units = blocks * kPaddingShares;
-  // Consecutive shares, because groups often begin at regular distances.
+  // The shares of a CTA are consecutive, because groups often begin at regular distances.
   const uint32_t each = ceil_div(units, ptx::grid_size()), first_unit = ptx::block_index() * each;
   const uint32_t end_unit = first_unit + each < units ? first_unit + each : units;
   const auto end_of_block = [&](uint32_t unit) {

@@ -8,7 +8,7 @@
 #include "types.cuh"
 
 static_assert(kTileTokens <= 32, "a lane for each token of a tile");
-constexpr uint32_t kKeyAlignment = 32;  // blocks of a tile begin at multiples, so no store of 16 bytes is split
+constexpr uint32_t kKeyAlignment = 32;  // blocks of a tile begin at multiples of this: no 16 bytes are split
 
 DEVICE uint32_t num_tiles(const MqaParams& p) { return ceil_div(p.tokens, kTileTokens); }
 

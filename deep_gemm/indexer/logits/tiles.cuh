@@ -46,7 +46,7 @@ DEVICE void init_tiles(const Params& p, Shared& shared) {
   shared.ring.init();
 }
 
-// Producer, one warp.
+// Called by the producer's warp.
 template <class Shared>
 DEVICE void wait_for_slot(Shared& shared, const typename Shared::Position& at) {
   ptx::mbarrier_wait_parity(&shared.q_empty[at.slot()], at.parity() ^ 1);
