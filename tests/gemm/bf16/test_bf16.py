@@ -257,8 +257,8 @@ def test_what_symmetric_products_refuse() -> None:
     x, square = numbers(3, 24, 40), numbers(3, 24, 24)
     for given, message in (
         ((x, x, square), r"a: expected shape \(batch, n, n\), got \(3, 24, 40\)"),
-        ((square, square, square), "a: expected symmetric matrices, got others"),
-        ((square + square.mT, square, square), "b: expected symmetric matrices, got others"),
+        ((square, square, square), "a: expected symmetric matrices, got one that is not"),
+        ((square + square.mT, square, square), "b: expected symmetric matrices, got one that is not"),
         ((square + square.mT, square + square.mT, x), r"d: expected shape .* got \(24, 3, 40\)"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
