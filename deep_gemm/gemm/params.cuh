@@ -4,7 +4,7 @@
 #include "ptx/tma.cuh"
 
 struct Product {
-  ptx::TensorMap map_a, map_b;  // for groups along k, each group has its own
+  ptx::TensorMap map_a, map_b;  // not used for FP8 groups along k, which have maps of their own
   union {
     ptx::TensorMap map_sfa;
     uint64_t whole_sfa[16];  // A's scales for all of k: address, stride of rows, stride of groups

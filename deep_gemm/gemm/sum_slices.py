@@ -54,7 +54,7 @@ class SlicesConfig(Config):
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """Yield (holds, rule) pairs; the kernel can be built if all hold."""
-        yield self.output_is_fp32 or not self.adds_to_d, "FP32 where it adds to D"
+        yield self.output_is_fp32 or not self.adds_to_d, "an FP32 D if it adds to D"
 
 
 def grid(m: int, n: int) -> int:

@@ -110,8 +110,8 @@ DEVICE void load(const HcParams& p, SharedStorage& shared, const Units& units) {
 
 // An FP32 number rounded to TF32 (nearest even), as the sum of two BF16 numbers: the upper halves of `high` and `low`.
 // `high` is the next BF16 number towards zero, never the number itself. So both have its sign, and neither is zero:
-// zero times an infinity of A would be a NaN. An infinity becomes the largest number and an infinity. A NaN stays one
-// in `low`, which is a difference. A number below 2^-123 loses its bits below 2^-133.
+// zero times an infinity of A would be a NaN. An infinity becomes the largest number and an infinity. A NaN remains a
+// NaN in `low`, which is a difference. A number below 2^-123 loses its bits below 2^-133.
 struct Parts {
   uint32_t high, low;
 

@@ -62,7 +62,7 @@ L2_MB = 50
 MOST_DECODE_ROWS = 128
 """The decode kernel multiplies at most this many rows: two of its highest tiles."""
 CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 6: (20, 42), 8: (15, 30)}
-"""Clusters that 132 SMs run at a time, by CTAs of a cluster: with one CTA on an SM, with two. From the CUDA driver."""
+"""Clusters that 132 SMs run at a time, by CTAs of a cluster: if an SM has one CTA, or two. From the CUDA driver."""
 NUM_SMS = 132
 SECTOR_BYTES = 32
 """The L2 is read in sectors of this many bytes (a line is 128)."""

@@ -86,15 +86,15 @@ class Bf16Config(GemmConfig):
             ("A", self.majors.a_is_mn, self.box_rows_of_a),
             ("B", self.majors.b_is_mn, self.box_rows_of_b // self.cluster_m),
         ):
-            yield not is_mn or rows % WGMMA_ROWS == 0, f"boxes of 64 rows of an {name} whose rows are contiguous"
-        yield (not (self.majors.a_is_mn and self.work.groups_rows), "an A with contiguous k where rows are grouped")
-        yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
+            yield not is_mn or rows % WGMMA_ROWS == 0, f"boxes of 64 rows of {name} if its rows are contiguous"
+        yield (not (self.majors.a_is_mn and self.work.groups_rows), "an A with contiguous k if rows are grouped")
+        yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup if k is split"
         yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
-        yield self.units_along_n == 1 or not self.epilogue.activates, "gate and up in one unit where rows are activated"
+        yield self.units_along_n == 1 or not self.epilogue.activates, "gate and up in one unit if rows are activated"
         room = self.num_store_buffers * self.store_buffer_bytes // (4 * WARPGROUP_THREADS)
         yield self.shared_sums <= room, f"store buffers for {self.shared_sums} sums of a thread, not {room}"
-        yield not (self.shared_sums and self.is_fp32), "BF16 for D where sums lie in store buffers"
+        yield not (self.shared_sums and self.is_fp32), "a BF16 D if store buffers hold sums"
 
     def choices(self) -> dict[str, str]:
         """Return the file that the kernel includes for each kind, and the kernel's name."""

@@ -213,11 +213,11 @@ class DecodeConfig(Config):
         yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
         yield self.num_stages >= 2, "at least 2 stages"
         if self.work.groups_rows:
-            yield self.cluster_k == 1, "grouped rows whose k no cluster splits"
+            yield self.cluster_k == 1, "no split of k if rows are grouped"
         tile_bytes = self.block_tokens * self.block_n * 4
         yield (
             self.work.groups_rows or self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
-            "a ring that holds a tile of FP32, which is transposed there",
+            "a ring that can hold an FP32 tile of D, which is transposed there",
         )
         if self.is_fine:
             yield from self.rules_of_fine_scales()
@@ -240,13 +240,13 @@ class DecodeConfig(Config):
             registers + OTHER_REGISTERS <= self.registers_limit,
             f"{registers} + {OTHER_REGISTERS} of {self.registers_limit} registers",
         )
-        yield not (self.epilogue.skips_mid and self.with_c), "no C where columns of D are skipped"
+        yield not (self.epilogue.skips_mid and self.with_c), "no C if columns of D are skipped"
         limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
     def rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
         """Yield (holds, rule) pairs for scales that are finer than 1x128 and 128x128."""
-        yield self.block_tokens <= 64, "at most 64 tokens, as partial sums of parts have registers too"
+        yield self.block_tokens <= 64, "at most 64 tokens, because partial sums of parts take registers too"
         yield (
             self.sfa.rows == 1 and self.sfa.columns in FINE_COLUMNS,
             f"scales of A for a row and one of {FINE_COLUMNS} columns",

@@ -134,7 +134,7 @@ class GemmConfig(Config, Output):
 
     @property
     def scaling_warps(self) -> int:
-        """The number of the producer's last warps that read B's scales: one per 64 converted rows; one for blocks."""
+        """The number of the producer's last warps that read B's scales: one per 64 converted rows, or one in all."""
         return self.block_n // 64 if self.converts_b else int(self.has_chunks)
 
     @property
@@ -360,10 +360,10 @@ class GemmConfig(Config, Output):
         yield from self._rules_of_work()
         yield from self._rules_of_fine_scales()
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
-        yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
+        yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs whose length divides 32 k-blocks"
         one_by_one = self.run_k_blocks == self.num_partials == 1 or not self.branches_on_parts
-        yield one_by_one, "one k-block and unit at a time where units are left out"
-        yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
+        yield one_by_one, "runs of one k-block, and one set of sums, if units may be skipped"
+        yield self.run_k_blocks > 1 or not self.has_tail, "runs of several k-blocks if there is a tail"
         registers = self.registers[1]
         others = 16 if self.converts_b else 32
         yield self.accumulators <= registers - others, f"{self.accumulators} accumulators in {registers} registers"
@@ -384,8 +384,8 @@ class GemmConfig(Config, Output):
         # Half of an operand that a cluster shares is whole swizzle atoms, 8 rows each, by the rules on tiles above.
         yield (self.cluster_m, self.cluster_n) in ((1, 1), (1, 2), (2, 1)), "1 or 2 CTAs that share an operand"
         yield 1 <= self.cluster_k <= MAX_CLUSTER, f"1 to {MAX_CLUSTER} CTAs that split k"
-        yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "k split, or an operand shared, not both"
-        yield self.cluster_k == 1 or not self.adds_to_d, "no addition by TMA where k is split"
+        yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "a split of k or a shared operand, not both"
+        yield self.cluster_k == 1 or not self.adds_to_d, "no addition to D by TMA if k is split"
 
     def _rules_of_stores(self) -> Iterator[tuple[bool, str]]:
         unit_n = self.unit_n or self.block_n
@@ -393,7 +393,7 @@ class GemmConfig(Config, Output):
         may_be_wide = self.is_fp32 and not self.work.groups_rows
         yield (
             may_be_wide or not self.has_wide_panels,
-            "panel rows of 256 bytes for FP32 alone, and not for grouped rows",
+            "panel rows of 256 bytes only for an FP32 D whose rows are not grouped",
         )
         panels = self.units_per_warpgroup * unit_n // self.panel_columns
         whole_panels = unit_n % self.panel_columns == 0
@@ -405,22 +405,22 @@ class GemmConfig(Config, Output):
         yield not self.units_of_part or half % min(half, self.panels_per_store) == 0, "panels that fill half a tile"
         yield self.num_store_buffers >= 1, "at least 1 store buffer"
         yield self.raster_group >= 1, "a raster of at least 1 tile"
-        yield not self.adds_to_d or self.is_fp32, "FP32 output where it is added to D"
-        yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
+        yield not self.adds_to_d or self.is_fp32, "an FP32 D if the product is added to D"
+        yield not (self.adds_to_d and self.with_c), "only one way to add C"
 
     def _rules_of_work(self) -> Iterator[tuple[bool, str]]:
         unit_n, work, epilogue = self.unit_n or self.block_n, self.work, self.epilogue
         grouped, along_k = work.groups_rows, work.is_along_k
-        yield not grouped or self.cluster_size == 1, "no clusters where rows are grouped"
+        yield not grouped or self.cluster_size == 1, "no clusters if rows are grouped"
         only_a = self.cluster_size == self.cluster_n or not self.has_scales
-        yield not along_k or only_a, "only A shared where groups are along k"
-        yield not (grouped and self.adds_to_d), "no addition to D where rows are grouped"
-        yield work.may_split_k or self.cluster_k == 1, "k whole where there are heads"
+        yield not along_k or only_a, "only A shared if groups are along k"
+        yield not (grouped and self.adds_to_d), "no addition to D if rows are grouped"
+        yield work.may_split_k or self.cluster_k == 1, "no split of k for heads"
         yield (
             not along_k or self.sfb == PER_ROW or not self.has_scales,
-            "scales of B for each row where groups are along k",
+            "scales of B for each row if groups are along k",
         )
-        yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
+        yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail, because each group may have one"
         plain = (
             work.takes_fine_scales
             and not (grouped or self.loads_sfb or self.is_fp32 or self.with_c)
@@ -428,17 +428,17 @@ class GemmConfig(Config, Output):
         )
         yield (
             plain or not epilogue.skips_mid,
-            "a plain BF16 product without a split of k where columns of D are skipped",
+            "a plain BF16 product without a split of k if columns of D are skipped",
         )
         is_plain = not (self.is_fp32 or self.with_c or self.adds_to_d) and self.cluster_k == 1
         yield (
             epilogue.work is None or (is_plain and epilogue.work == work and self.operands in epilogue.operands),
-            "a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
+            "a BF16 D without C or a split of k, and the work and operands that its epilogue supports",
         )
         of_halves = (unit_n == 128 or epilogue.by_tma) and self.block_n in (128, 256)
-        yield of_halves or not epilogue.activates, "units of 128 columns, one or two, where rows are activated"
+        yield of_halves or not epilogue.activates, "one or two units of 128 columns if rows are activated"
         apart = epilogue.gates_apart and not epilogue.by_tma
-        yield self.block_n == 256 or not apart, "tiles of 256 columns where gate and up lie apart"
+        yield self.block_n == 256 or not apart, "tiles of 256 columns if gate is apart from up"
 
     def _rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
         unit_n, work, epilogue = self.unit_n or self.block_n, self.work, self.epilogue
@@ -448,22 +448,22 @@ class GemmConfig(Config, Output):
         )
         yield (self.sfa == WHOLE) == (self.sfb == WHOLE), "scales of all columns on both sides or on none"
         plain_tiles = work.takes_fine_scales and not (epilogue.activates or epilogue.skips_mid)
-        yield (self.parts == 1 or plain_tiles, "no heads, depths or activation where scales are finer than 128 columns")
-        yield self.scale_parts == 1 or self.box_scale_rows == self.scale_rows, "one box of A's scales if they are finer"
-        yield self.block_n == unit_n == 128 or not self.has_chunks, "128 columns where blocks of B are smaller"
-        yield self.run_k_blocks == 1 or not self.folds_parts, "one k-block at a time where its parts may fold"
+        yield (self.parts == 1 or plain_tiles, "no heads, depths or activation if scales are finer than 128 columns")
+        yield self.scale_parts == 1 or self.box_scale_rows == self.scale_rows, "one TMA box of A's finer scales"
+        yield self.block_n == unit_n == 128 or not self.has_chunks, "128 columns if scales of B cover smaller blocks"
+        yield self.run_k_blocks == 1 or not self.folds_parts, "one k-block at a time if its parts may fold"
         by_warps = self.num_math_warpgroups < 3 and self.cluster_m * self.cluster_n == 1
         yield (
             by_warps or not self.has_chunks,
-            "1 or 2 math warpgroups that share nothing where blocks of B are smaller",
+            "1 or 2 math warpgroups, and no shared operand, if scales of B cover smaller blocks",
         )
-        yield self.num_math_warpgroups < 3 or not self.converts_b, "1 or 2 math warpgroups where B is converted"
-        yield not (self.converts_b and self.cuts_last_tiles), "whole tiles where B is converted"
+        yield self.num_math_warpgroups < 3 or not self.converts_b, "1 or 2 math warpgroups if B is converted"
+        yield not (self.converts_b and self.cuts_last_tiles), "whole tiles if B is converted"
         alone = self.cluster_m * self.cluster_n == 1
-        yield alone or not self.converts_b, "no shared operand where B is converted: other tiles may have other passes"
+        yield alone or not self.converts_b, "no shared operand if B is converted: tiles may differ in passes"
         is_plain = not (self.is_fp32 or self.with_c)
-        yield is_plain or not self.converts_b or self.block_m < 256, "registers that are left for another D than BF16"
-        yield self.block_n in (64, 128) or not self.converts_b, "64 or 128 columns where B is converted"
+        yield is_plain or not self.converts_b or self.block_m < 256, "at most 128 rows for FP4 unless D is BF16"
+        yield self.block_n in (64, 128) or not self.converts_b, "64 or 128 columns if B is converted"
 
     @property
     def accumulators(self) -> int:

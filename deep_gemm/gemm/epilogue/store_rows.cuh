@@ -26,7 +26,7 @@ struct OutputStorage {
 };
 
 struct OutputBarriers {
-  uint64_t ready[kNumMathWarpgroups], free[kNumMathWarpgroups];  // each warpgroup's part of the buffer
+  uint64_t ready[kNumMathWarpgroups], free[kNumMathWarpgroups];  // one pair for each warpgroup's part of the buffer
 
   DEVICE void init() {
     for (uint32_t i = 0; i < kNumMathWarpgroups; ++i) ptx::mbarrier_init(&ready[i], 4), ptx::mbarrier_init(&free[i], 1);

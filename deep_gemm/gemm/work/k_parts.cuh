@@ -1,6 +1,6 @@
 // Products of several groups along k, with operands contiguous along m and n: D[g] = C[g] + A_g.T @ B_g. The groups'
 // parts of A [sum of k, m] and B [sum of k, n] are consecutive, so one map serves all; parts are whole k-blocks. The
-// host passes where parts begin as parameters, the deepest part first: tiles of the last round are the shortest.
+// host passes the parts' first k-blocks as parameters, the deepest part first: the last round's tiles are the shortest.
 //
 // A cluster that multicasts computes two neighbouring tiles of a group: along n if it shares A, along m if it shares B.
 #pragma once

@@ -90,7 +90,7 @@ struct KScheduler {
     return number;
   }
 
-  // Called by one thread. The thread may then use the maps of the tile's group, which it has prefetched.
+  // Called by one thread, which may then use the maps of the tile's group: `next` prefetches them.
   DEVICE bool next(TileToLoad& next) {
     const uint32_t number = next_number();
     if (number >= num_tiles) return false;
