@@ -4,9 +4,9 @@
     multiply = rounds * (blocks of k * block + tile_us + store + split_us if k is split)
                + blocks of k * fp4_alone_ns         of the decode kernel with an FP4 weight, and launch_us for each
                                                     wave of its CTAs after the first
-    block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row,
-               or convert_ns more if B is FP4; and for each part of a block after the first part_ns + part_ps * elements
-               of a tile; if parts may fold, half of part_ps (in the decode kernel always half, and no part_ns)
+    block    = block_ns + operations / sm_tflops     of fp8_gemm; times by_row if B has scales by row; plus convert_ns
+               if B is FP4; plus, for each part of a block after the first, part_ns + part_ps * elements of a tile
+               (half of part_ps if parts may fold; in the decode kernel always half, and no part_ns)
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
     block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
     store    = store_us * (elements of a tile / 32768)^1.5, for BF16; in proportion to the bytes of an element
