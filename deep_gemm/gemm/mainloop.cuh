@@ -75,7 +75,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
   float partial[kNumPartials][kUnitN / 2];
 #pragma unroll
   for (uint32_t i = 0; i < kCount * kPieces + kLag; ++i) {
-    // With kBranchesOnParts a k-block is a run, and a short tile no longer needs its slot here.
+    // With kBranchesOnParts a run is one k-block; a short tile has no more products with its slot here.
     if (kBranchesOnParts && i == kUnitsOfPart && is_part) return release(ring, slots[0], ptx::lane_index());
     if (i < kCount * kPieces) {
       const uint32_t k_block = i / kPieces, piece = i % kPieces, unit = unit_of_piece<kOfUnit>(piece);

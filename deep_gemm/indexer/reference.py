@@ -60,7 +60,7 @@ def keys_of(p: PagedLogits, sequence: int, length: int) -> tuple[Tensor, Tensor]
 
 
 def schedule(contexts: Tensor, out: Tensor) -> None:
-    """Divide all segments, in one line, into equal shares; store where each share begins, and where the last one ends."""
+    """Divide all segments, in one line, into equal shares; store where each share begins, and where the last ends."""
     sequences, shares = contexts.shape[0], out.shape[0] - 1
     longest = contexts.reshape(sequences, -1).clamp(min=0).long().amax(1) if sequences else contexts.long()
     segments = -(-longest // SEGMENT_KEYS)

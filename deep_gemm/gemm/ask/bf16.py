@@ -52,7 +52,7 @@ def _unscaled(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, work: Work = DE
 
 
 def heads_problem(expr: str, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None) -> Problem:
-    """Check a product for each head. The problem's tensors begin with heads; a new D has the axes that `expr` states."""
+    """Check a product for each head. The problem's tensors begin with heads; a new D has the axes of `expr`."""
     of_a, of_b = expr.partition("->")[0].split(",")
     sizes: Sizes = {}
     a, b = operand("a", a, tuple(of_a), sizes), operand("b", b, tuple(of_b), sizes)

@@ -144,7 +144,7 @@ class GemmConfig(Config, Output):
 
     @property
     def scales_written(self) -> int:
-        """Numbers that scaling warps write into a slot: a factor each, or scales of chunks and whether they fold."""
+        """The count of numbers that scaling warps write into a slot: factors, or scales of chunks and if they fold."""
         if not self.has_chunks:
             return self.scaling_warps
         return self.scale_parts_of_b * (self.block_n // self.scale_rows_of_b) + 1
