@@ -86,7 +86,7 @@ TILES = (
 """Tiles for products of usual operands, picked from a larger set: leaving out the others costs 0.1%."""
 
 TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), Tile(192, 128), Tile(256, 128))
-"""Tiles if B has a scale for each row (weight gradients): promotion takes twice the FP32 instructions, more registers."""
+"""Tiles if B has scales by row (weight gradients): promotion takes twice the FP32 instructions, more registers."""
 TILES_FP4 = (
     Tile(64, 64),
     *_splits(Tile(64, 128), 1, 2, 4),
