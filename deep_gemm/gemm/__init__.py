@@ -1,1 +1,1 @@
-"""Products of FP8 and BF16: dense, grouped, of heads."""
+"""Products of FP8 and of BF16: dense, of grouped rows, of groups along k, and of heads."""

@@ -1,6 +1,6 @@
-"""Products of groups along k of BF16 on a GPU: whole k-blocks that the host knows, or any depths, by several launches.
+"""BF16 products of groups along k on a GPU, launched several times if there are many groups.
 
-A launch takes a limited number of groups. Depths that the host lacks are read by the GPU alone.
+One kernel handles whole k-blocks whose number the host knows; another reads any depths, on the GPU if need be.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .problem import Problem, write_without_depth
 
 
 def run(p: Problem) -> None:
-    """Compute on the GPU that the tensors are on. The host waits for no depth.
+    """Compute on the GPU of the tensors. The host never waits for depths.
 
-    Rows behind the last group's are not read.
+    Rows after the last group are not read.
     """
     if p.ks is not None and not any(k % BLOCK_K for k in p.ks):
         rows = sum(p.ks)
@@ -32,17 +32,17 @@ def run(p: Problem) -> None:
 
 
 def of_any_depths(p: Problem) -> Problem:
-    """Let the kernel read the groups' depths: up to `MOST_INLINE_COUNTS` from its parameters, else from a tensor."""
+    """Make the kernel read the groups' depths: up to `MOST_INLINE_COUNTS` from its parameters, else from a tensor."""
     if p.ks is not None and len(p.ks) <= MOST_INLINE_COUNTS:
         return p._replace(work=COUNTED, sfa=None)
     counts = p.ks_tensor
-    if counts is None:  # more than fit a kernel's parameters; to capture such a call in a graph, pass a tensor
+    if counts is None:  # too many for a kernel's parameters; to capture such a call in a graph, pass a tensor
         counts = torch.tensor(p.ks, dtype=torch.int32, device="cpu").pin_memory().to(p.d.device, non_blocking=True)
     return p._replace(work=COUNTED, sfa=counts, ks=None)
 
 
 def run_parts(p: Problem, config: Bf16Config | None = None) -> None:
-    """Launch for as many groups at a time as the parameters have room for."""
+    """Launch the kernel for as many groups at a time as its parameters can hold."""
     if 0 in p.d.shape:
         return
     if p.k == 0:
@@ -59,14 +59,14 @@ def start_parts(p: Problem, config: Bf16Config, num_sms: int) -> None:
 
 
 def parts_of(ks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Every group's part of k, the deepest first: its first block of 64, how many it has, and the group."""
+    """Return (first k-block, number of k-blocks, group) for every group, the deepest first."""
     blocks = [k // BLOCK_K for k in ks]
     parts = zip(accumulate(blocks, initial=0), blocks, range(len(blocks)), strict=False)
     return sorted(parts, key=lambda part: -part[1])
 
 
 def parts_of_launches(p: Problem) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Give for each launch the number of its groups, the deepest first, and members of its parameters."""
+    """Yield, for each launch, the number of its groups and members of its parameters; the deepest groups come first."""
     if p.work is COUNTED:
         for first in range(0, p.groups, MOST_COUNTED):
             count = min(p.groups - first, MOST_COUNTED)

@@ -1,3 +1,3 @@
-// D = C + A @ B.T of BF16 operands of either major. It is the kernel of fp8_gemm.cuh, with a loop that leaves the
-// tensor cores' accumulators in place (slice.cuh), as there is nothing to promote.
+// D = C + A @ B.T of BF16 operands with either majors. The kernel of fp8_gemm.cuh computes it, with a loop that leaves
+// sums in the tensor cores' accumulators (slice.cuh), because nothing is promoted.
 #include "fp8_gemm.cuh"

@@ -24,17 +24,17 @@ from .problem import Problem, write_without_depth
 from .product import Product, by_operator
 
 GROUP_BYTES, COUNTER_BYTES = 320, 4
-"""Sizes of what `k_group_maps` writes: a `KGroup` for each group, and behind them the counter of tiles."""
+"""Bytes that `k_group_maps` writes: a `KGroup` for each group, and after all groups a counter of tiles."""
 
 
 def run_on_gpu(p: Problem, config: GemmConfig | None = None) -> None:
-    """Compute a product of groups along k on the GPU that its tensors are on. The host reads no depth from there.
+    """Compute a product of groups along k on the GPU of its tensors. The host reads no depths from the GPU.
 
-    `config` None leaves the choice to the heuristics.
+    If `config` is None, the heuristics choose it.
     """
     if 0 in (p.groups, p.m, p.n):
         return
-    if p.a.numel() == 0:  # no group has any depth
+    if p.a.numel() == 0:  # all groups have depth 0
         write_without_depth(p)
         return
     config = fitting(config, p, gpu_of(p.d.get_device()))
@@ -43,25 +43,25 @@ def run_on_gpu(p: Problem, config: GemmConfig | None = None) -> None:
 
 
 def room_bytes(num_groups: int) -> int:
-    """Size of what `k_group_maps` writes for the kernel that multiplies."""
+    """Count the bytes that `k_group_maps` writes for the kernel that multiplies."""
     return num_groups * GROUP_BYTES + COUNTER_BYTES
 
 
 Depths = Any
-"""The groups' k: a tensor on the GPU, or as many numbers as go among a launch's parameters."""
+"""The groups' k: a tensor on the GPU, or numbers that fit in a launch's parameters."""
 
 
 def launch(p: Problem, config: GemmConfig, num_sms: int, depths: Depths, room: Tensor) -> None:
-    """Launch both kernels for a problem that is `prepared`; the first fills `room`, which the second reads."""
+    """Launch both kernels for a `prepared` problem; the first writes `room`, and the second reads it."""
     device, ctas = p.d.get_device(), ceil_div(p.groups, MAPS.num_threads)
     K_GROUP_MAPS.run(MAPS, values_of_maps(p, config, room, depths), ctas, device)
-    # The kernel that multiplies waits for the maps itself, and begins while they are made.
+    # The kernel that multiplies starts while the maps are made, and waits for them itself.
     start(p, config, num_sms, p.groups, is_dependent=True, by_depth=room)
 
 
 def values_of_maps(p: Problem, config: GemmConfig, room: Tensor, depths: Depths) -> dict[str, Any]:
-    """Give the members of the parameters of the kernel that makes the maps."""
-    # Maps of some group's A and B: the kernel writes each group's own address, size and stride along k into copies.
+    """Return the parameters of the kernel that makes the maps, by member."""
+    # These maps serve as templates: the kernel writes each group's own address, size and stride along k into copies.
     maps = {
         member: Mapped(TensorMap(ElementType.UINT8, (BLOCK_K, rows), (BLOCK_K,), (BLOCK_K, block), 128), x)
         for member, x, rows, block in (("map_a", p.a, p.m, config.box_rows_of_a), ("map_b", p.b, p.n, config.block_n))
@@ -76,7 +76,7 @@ def values_of_maps(p: Problem, config: GemmConfig, room: Tensor, depths: Depths)
 
 
 def product(k_major_scales: bool) -> Product:
-    """State the product of groups along k, of scales that lie either way."""
+    """Make the `Product` of groups along k, with scales whose k is contiguous or not."""
     scales = ((1 if k_major_scales else 0,), ())
     return Product(
         "k_grouped_fp8_gemm_nt_contiguous",
@@ -90,13 +90,13 @@ def product(k_major_scales: bool) -> Product:
 
 
 def depths_of(ks: Sequence[int] | None, ks_tensor: Tensor | None, device: torch.device) -> Depths:
-    """The groups' k as a launch takes them. The host waits for neither."""
+    """Return the groups' k in the form that a launch needs. The host does not wait for them."""
     if ks_tensor is not None:
         return ks_tensor
     ks = tuple(ks or ())
     if len(ks) <= MAX_INLINE_KS:
         return ks
-    # More than fit a kernel's parameters; to capture such a call in a graph, pass `ks_tensor`.
+    # Too many for a kernel's parameters; to capture such a call in a graph, pass `ks_tensor`.
     return torch.tensor(ks, dtype=torch.int32, device="cpu").pin_memory().to(device, non_blocking=True)
 
 

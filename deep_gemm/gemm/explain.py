@@ -28,15 +28,15 @@ GROUPS = {work.name: work for work in (IDS, ENDS, COUNTS, DEPTHS, HEADS)}
 WIDTH = 80
 LEGEND = (
     "A tile is rows x columns of D. /m2, /n2: pairs of CTAs share B, or A; /k3: three split k; 2/SM: the decode "
-    "kernel, two CTAs on an SM, columns x rows. In a round all SMs take a tile each. Total, and bar: the launch, and "
-    "multiplying and memory, which overlap; by ids at least what finding groups takes. A weight has a menu of a few "
+    "kernel, two CTAs on an SM, columns x rows. In a round each SM computes a tile. Total and bar: the launch, and "
+    "multiplying and memory, which overlap; by ids at least the time to find groups. A weight has a menu of a few "
     "tiles for all m, so that few kernels are compiled and kept."
 )
 
 
 @dataclass(frozen=True)
 class Question:
-    """A product, as the choice sees it."""
+    """A product, in the terms of the choice of a configuration."""
 
     m: int
     n: int
@@ -47,12 +47,12 @@ class Question:
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes, as the choice takes them."""
+        """Sizes, in the form that the choice needs."""
         rows = self.m / self.num_groups if self.output.work.is_stacked else self.m
         return Sizes(rows, self.n, self.k, self.num_groups)
 
     def candidates(self) -> list[Estimate]:
-        """List all candidates, best first; the ones that cannot run the product come last."""
+        """List all candidates, the best first; candidates that cannot run the product come last."""
         output, work, timings = self.output, self.output.work, timings_of(self.gpu)
         tiles = (*DEPTHS_TILES, SHARING_A) if work.is_along_k else tiles_for(output)
         tiles = tuple(tiles_for_rows(output, self.sizes.m)) if work.groups_rows else tiles
@@ -61,11 +61,11 @@ class Question:
         return sorted(found, key=lambda candidate: candidate.cost_us)
 
     def choice(self) -> Tile:
-        """Give the tile that such a product runs with."""
+        """Return the tile that computes this product."""
         return chosen_tile(self.sizes, self.output, self.gpu)
 
     def megabytes(self) -> float:
-        """Count megabytes that must move between DRAM and the SMs: A, B, D, and a C that is added."""
+        """Count megabytes that move between DRAM and the SMs: A, B, D, and C if it is added."""
         m, n, k = self.m, self.n, self.k
         weight, of_row = bytes_of_weight(n, k, self.output), row_bytes(n, k, self.output)
         if self.output.work.groups_rows:
@@ -113,13 +113,13 @@ def explain(
 ) -> list[Estimate]:
     """Print and return every candidate for a product, best first, with its estimated time and why it lost.
 
-    - `with_c`: C is another tensor, added; `accumulate`: C is D itself.
-    - `recipe`, `recipe_a`, `recipe_b`: as for the products; (1, 0) for both sides states a scale for each whole row.
+    - `with_c`: C is another tensor, which is added; `accumulate`: C is D itself.
+    - `recipe`, `recipe_a`, `recipe_b`: as for the products; (1, 0) for both sides means one scale for each whole row.
     - `groups`: "ids" or "ends" for `m` stacked rows of `num_groups` groups, "counts" for groups of about `m` rows each
       ("masked"), "heads" for products of `m` rows each (`fp8_einsum`), "depths" for groups along k that are `k` deep on
       average.
     - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or, without one, an H200.
-    - `fp4`: B is FP4 (MXFP4) with scales in bytes or words, as `fp8_fp4_gemm_nt` takes it.
+    - `fp4`: B is FP4 (MXFP4) with scales in bytes or words, as for `fp8_fp4_gemm_nt`.
 
     >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP
     '256x128 bf16'
@@ -145,7 +145,7 @@ def asked(
     gpu: str | None,
     fp4: bool = False,
 ) -> Question:
-    """Check the question, in the words of the products."""
+    """Check the arguments of `explain` under the names of the products' arguments."""
     kinds = {name: work for name, work in GROUPS.items() if not fp4 or work.groups_rows}
     if groups is not None and (not isinstance(groups, str) or groups not in kinds):
         raise ValueError(f"groups: expected {', '.join(kinds)} or None, got {groups!r}")
@@ -175,7 +175,7 @@ def asked(
     if dtype not in allowed:
         raise ValueError(f"d_dtype: expected {' or '.join(map(str, allowed))}, got {dtype}")
     if (with_c or accumulate) and kind.groups_rows:
-        raise ValueError(f"groups: expected no C for rows by {groups}, got one")
+        raise ValueError(f"groups: expected no C for groups of rows ({groups}), got one")
     if num_groups > 1 and kind is DENSE:
         raise ValueError(f"num_groups: expected 1 without groups, got {num_groups}")
     checks.columns(n, dtype)
@@ -187,7 +187,7 @@ def asked(
 
 
 def _page(question: Question, found: Sequence[Estimate], chosen: Estimate) -> list[str]:
-    """Give the lines to print: none is wider than 80 columns."""
+    """Return the lines to print, at most 80 columns wide."""
     gpu = question.gpu
     rounds = "1 round" if chosen.rounds == 1 else f"{_number(chosen.rounds)} rounds"
     sentence = (
@@ -216,7 +216,7 @@ def _page(question: Question, found: Sequence[Estimate], chosen: Estimate) -> li
 
 
 def _lines(shown: Sequence[Estimate], chosen: Estimate, width: int) -> list[str]:
-    """Give a line for each candidate, with a bar for its total: the longest takes the room that 80 columns leave."""
+    """Return a line for each candidate, with a bar for its total; the longest bar fills the 80 columns."""
     texts = [
         f"{one.tile.name:{width}} {_number(one.tiles):>6} {_number(one.rounds):>6} "
         f"{one.multiply_us:>8.1f} {one.memory_us:>7.1f} {one.cost_us:>8.1f}  "
@@ -246,14 +246,14 @@ def _verdict(candidate: Estimate, chosen: Estimate) -> str:
 
 
 def _is_on_menu(question: Question, candidate: Estimate) -> bool:
-    if question.output.work is not DENSE:  # then there is no menu
+    if question.output.work is not DENSE:  # only dense products have a menu
         return True
     menu = menu_of(question.n, question.k, question.output, question.gpu)
     return candidate.tile in [offer.tile for offer in menu.offers]
 
 
 def _number(value: float) -> str:
-    """A count; an expected one with a decimal where it is small.
+    """Format a count; an expected count below 100 has one decimal.
 
     >>> _number(3), _number(2.46), _number(1234.5)
     ('3', '2.5', '1234')

@@ -1,8 +1,8 @@
-// Scales of rows, if no scale changes along k.
+// Loads scales of rows, if no scale changes along k.
 #pragma once
 #include "ptx/memory.cuh"
 
-// Scales of rows `first`, `first + step` and so on. Past the last row the last one's: never an address outside.
+// Loads scales of rows `first`, `first + step`, ... Past the last row it loads the last row's: no address is outside.
 template <uint32_t kCount>
 DEVICE void load_scales(float (&to)[kCount], const float* sf, uint64_t stride, uint32_t first, uint32_t step, uint32_t rows) {
 #pragma unroll

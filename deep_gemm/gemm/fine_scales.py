@@ -1,13 +1,13 @@
-"""FP4 weights beside scales that the kernels for FP4 do not take.
+"""FP4 weights with scales that the kernels for FP4 cannot read.
 
-These take words of scales, beside scales of A for 128 columns. If B's scales are FP32, B becomes E4M3 with the same
-scales. If A's scales are finer, each group of columns that share one gets a block of 128 columns of its own:
+These kernels read words of scales, and scales of A for 128 columns. If B's scales are FP32, B becomes E4M3 with the
+same scales. If a scale of A covers fewer columns, each such group of columns gets its own block of 128 columns:
 
     [rows, k]  ->  [rows, ceil(k / g), 128]: g columns of each 128, and zeros
 
-Zeros add nothing to a block's sum, so products of 128 columns give the result by the definition. It costs a copy of
-both operands in each call, and 128 / g times the work. The host reads no value, so any scale is right, and a captured
-graph may be replayed with others.
+Zeros add nothing to a block's sum, so products of 128 columns give the defined result. Each call copies both operands,
+and multiplies 128 / g times as much. The host reads no value, so scales may have any values, and a captured graph may
+be replayed with others.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..core.check.ue8m0 import exponents_of, words_of
 from . import packed
 
 TIMES = {32: 10, 64: 6}
-"""How long a call takes beside one with scales of 128 columns: the middle of five products on an H100, in the log."""
+"""Factor on a call's time compared with scales of 128 columns: the median of five products on an H100, in the log."""
 
 
 def as_kernels_take_it(
     a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_a: Scales
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Scales]:
-    """Convert checked operands with an FP4 B to operands that kernels take; also give A's scaling then."""
+    """Convert checked operands with an FP4 B to operands that kernels can read; also return the new scales of A."""
     if sfb.dtype != torch.int32:
         return a, sfa, packed.as_e4m3(b), sfb, of_a
     if of_a.columns == SCALE_BLOCK:
@@ -44,14 +44,14 @@ def as_kernels_take_it(
 def _beside_words(
     a: Tensor, sfa: Tensor, b: Tensor, words: Tensor, columns: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give a block of 128 columns to each group of columns under a scale of A: a word for each block of B."""
+    """Copy each group of columns under a scale of A to a block of 128 columns, and make words of B's scales for it."""
     if a.is_cuda and has_memory(a):
         _warn(columns)
     k, of_group = a.shape[-1], columns // packed.COLUMNS
     groups = ceil_div(k, columns)
     exponents = exponents_of(words)[..., : k // packed.COLUMNS].to(torch.uint8)
     exponents = F.pad(exponents, (0, groups * of_group - exponents.shape[-1])).view(*b.shape[:-1], groups, of_group)
-    # B before A: a product behind a cast loads B while the last kernel ahead of it runs.
+    # B is copied first: a product right after a cast loads B while the cast still runs.
     b = _widened("b", b, columns // 2, groups, SCALE_BLOCK // 2).view(torch.uint8)
     return _widened("a", a, columns, groups), sfa.detach(), b, words_of(exponents).squeeze(-1)
 

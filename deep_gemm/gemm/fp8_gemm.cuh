@@ -1,13 +1,13 @@
-// D = C + A @ B.T, FP8 operands with fine-grained scales, two-level accumulation. Persistent and warp-specialized:
+// D = C + A @ B.T of FP8 operands with fine-grained scales, two-level accumulation. Persistent and warp-specialized:
 //
 //   producer, one thread      for each tile, for each k-block:   empty --wait--> TMA A, sfa, B --bytes--> full
-//   converting, 0 to 8 warps  in between, if WGMMA cannot read B as it lies, or scales of B want another place: see CONVERT
+//   converting, 0 to 8 warps  in between, if WGMMA cannot read B as stored, or scales of B must be copied: see CONVERT
 //   math, 1 to 3 warpgroups   for each tile, for each k-block:   full --wait--> WGMMA, promote --arrive--> empty
 //                             after the last k-block:            accumulators -> shared memory --TMA--> D
-//   storing, 0 to 2 warps     if rows go to addresses: shared memory -> D (epilogue/store_rows.cuh)
+//   storing, 0 to 2 warps     if rows have addresses: shared memory -> D (epilogue/store_rows.cuh)
 //
-// A math warpgroup owns kBlockM / kNumMathWarpgroups rows of the tile and works through them in units of 64 x kUnitN:
-// one or two units' partial sums are in the tensor cores' registers at a time, the totals of all units beside them.
+// A math warpgroup owns kBlockM / kNumMathWarpgroups rows of the tile and multiplies them in units of 64 x kUnitN. A
+// thread's registers hold one or two units' partial sums at a time, and the totals of all units.
 #pragma once
 #include "config.cuh"
 #include "kinds.cuh"
@@ -18,9 +18,9 @@
 #include "ring.cuh"
 #include "slot.cuh"
 #include "work/tile_queue.cuh"
-#include "params_layout.cuh"  // asserts that Params lies as core/params.py packs it
+#include "params_layout.cuh"  // asserts that the layout of Params is what core/params.py packs
 
-struct RoleStorage : ConvertStorage {  // which may be empty
+struct RoleStorage : ConvertStorage {  // ConvertStorage may be empty
   WorkStorage work;
 };
 
@@ -57,14 +57,14 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& 
   } while (passes.again<false>());
 }
 
-// Epilogues whose math warps store by themselves leave nothing to others (kStoringWarps).
+// Empty for epilogues whose math warps store all rows themselves (kStoringWarps is 0).
 template <typename... Any>
 DEVICE void store_tiles(Any&&...) {}
 
 // Profilers find a product by its kernel's name, so config.cuh defines KERNEL_NAME: fp8_gemm_dense, and so on.
 KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
-  const uint32_t warpgroup = ptx::shfl_sync(ptx::thread_index() / 128, 0);  // uniform, which the compiler cannot see
+  const uint32_t warpgroup = ptx::shfl_sync(ptx::thread_index() / 128, 0);  // tells the compiler that it is uniform
   const bool is_producer = warpgroup == kNumMathWarpgroups;
 
   if (ptx::warp_index() == 0 && ptx::elect_sync()) {
@@ -76,28 +76,28 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     shared.ring.init(kFinishingWarps);
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
-  // CTAs that only add up sums need not meet before they add.
+  // CTAs that split k need not meet before they add up sums.
   if constexpr (kStartsAlone) ptx::syncthreads(), ptx::cluster_arrive_relaxed();
   else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
-  // As a dependent of the kernel before (set_pdl), this one has run to here beside it, and goes on after it.
-  // A product beside the one before waits for its rows tile by tile.
+  // As a dependent of the previous kernel (set_pdl), this kernel runs up to here beside it, and waits here for its end.
+  // A product that runs beside the previous one waits for that one's rows tile by tile.
   if (!(kToAddresses && runs_beside(p))) ptx::griddepcontrol_wait();
   if (!kToAddresses && runs_beside(p)) ptx::griddepcontrol_launch_dependents();
 
   Tiles tiles(p, shared.roles.work);
   Passes passes(shared.roles);
   RingPosition at;
-  // Before registers move: ptxas puts shuffles where lanes may have parted into code that both roles share, and that takes
-  // registers which the producer's warps no longer have (an illegal instruction on an H200).
+  // Read before registers move between roles: ptxas puts shuffles where lanes may diverge into code that both roles
+  // share, and this code takes registers which the producer's warps no longer have (an illegal instruction on an H200).
   const uint32_t warp = ptx::warp_index() % 4;
   if (is_producer) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0 && ptx::elect_sync()) {
       tiles.load_all([&](const TileToLoad& tile) { load_tile(p, shared, tile, at, passes); });
       ptx::griddepcontrol_launch_dependents();
-      if (kToAddresses && runs_beside(p)) ptx::griddepcontrol_wait();  // the kernel behind waits for this one alone
-      // The other CTA still arrives at this one's barriers until its last slots are free.
+      if (kToAddresses && runs_beside(p)) ptx::griddepcontrol_wait();  // the next kernel waits only for this one
+      // The other CTA still arrives at this CTA's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
@@ -116,8 +116,8 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     Share share;  // of the tile that was multiplied last
     Tile tile;
     while (true) {
-      // Takes the next tile, and asks for its first scales, before the last tile's totals are stored: otherwise the
-      // first product would wait for the answer.
+      // Takes the next tile, and loads its first scales, before the last tile's totals are stored: otherwise the
+      // next tile's first product would wait for these scales.
       if (!kStoresAtOnce && share.is_any) tiles.finish(tile);
       const Tile done = tile;
       const bool is_tile = tiles.next(tile);

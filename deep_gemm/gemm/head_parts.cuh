@@ -1,4 +1,4 @@
-// D has the columns of a product in heads. A head has a left and a right part, and unwritten columns between them:
+// D holds the columns of a product in heads. A head has a left and a right part, and unwritten columns between the two:
 //
 //   columns of the product   | left 0 | right 0 | left 1 | right 1 | ...
 //   columns of D             | left 0 | mid | right 0 | left 1 | mid | right 1 | ...
@@ -8,8 +8,8 @@
 #include "ptx/platform.cuh"
 
 struct HeadParts {
-  uint32_t left, mid, columns;  // of a left part, between the parts, of both parts
-  uint32_t multiplier, shift;   // a division by `columns`, all multiples of 8, takes one multiplication
+  uint32_t left, mid, columns;  // columns of a left part, between the parts, and of both parts
+  uint32_t multiplier, shift;   // divide a multiple of 8 by `columns` with one multiplication
 
   // Counts the whole heads before a column of the product.
   DEVICE uint32_t before(uint32_t column) const {

@@ -1,4 +1,4 @@
-"""The kernels of products: their parameters, and the instructions that their machine code consists of."""
+"""The kernels of products: their parameters, and the instructions that their machine code must have."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .kinds.output import Output, other_fields
 from .kinds.works import MOST_INLINE_COUNTS, MOST_K_PARTS, Work
 
 MAX_INLINE_KS = 896
-"""Depths from the host that `k_group_maps` takes among its parameters."""
+"""The most depths that the host can pass to `k_group_maps` as parameters."""
 PRODUCTS_OF_BLOCK = 4
-"""WGMMAs of BF16, 16 deep each, of one unit for a k-block."""
+"""BF16 WGMMAs for one unit and one k-block, 16 deep each."""
 _SOURCE = "#include ROWS_PARAMS\n#include WORK\n#include DECODE_WORK\n"
-"""Includes of the files that may define the struct of parameters; the choices of a configuration name them."""
+"""Includes of the files that may define the struct of parameters; a configuration's choices name these files."""
 _LENGTHS = {"kMaxRanks": MAX_RANKS, "kMostKParts": MOST_K_PARTS, "kMostInlineCounts": MOST_INLINE_COUNTS}
 _PARAMS: dict[tuple[str, Work, Epilogue], Params] = {}
-"""Lists that were read, by what decides them: members of a tall tile's unions, the work and the epilogue."""
+"""Parameter lists read so far, by everything that decides them: members of unions, the work and the epilogue."""
 
 
 def params_of(config: GemmConfig | DecodeConfig) -> Params:
-    """Give the parameters of a configuration's kernel: its work and its epilogue name the file of the struct."""
+    """Return the parameters of a configuration's kernel: the work or the epilogue names the file with the struct."""
     last_map, epilogue = "", config.epilogue
     if isinstance(config, GemmConfig):
         last_map = epilogue.second_map if config.has_second_map else "map_sfb"
@@ -50,8 +50,8 @@ def params_of(config: GemmConfig | DecodeConfig) -> Params:
 def code_plan(config: GemmConfig) -> CodePlan:
     """Derive the parts that the kernel's machine code must have.
 
-    The code has the k loops, of runs and of the tail, once, and once more for the units of a short or narrow tile:
-    `#pragma unroll 1` keeps NVRTC from unrolling them, and neither NVRTC nor ptxas peels them.
+    The code has the k loops (of runs, and of the tail) once, and once more for the units of a short or narrow tile.
+    `#pragma unroll 1` keeps NVRTC from unrolling them, and neither NVRTC nor ptxas peels off iterations.
     """
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_tail + config.folds_parts
@@ -74,12 +74,12 @@ def code_plan(config: GemmConfig) -> CodePlan:
         multicast_loads=(1 + config.work.is_along_k) * (config.cluster_m * config.cluster_n > 1),  # and A's scales
         tma_stores=stores * (1 + config.has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
-        bulk_copies=int(config.work.reads_ids),  # zeros of padding
+        bulk_copies=int(config.work.reads_ids),  # to write zeros as padding
     )
 
 
 def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
-    """Derive the instructions of the machine code: one loop over k-blocks, and one for parts of tiles."""
+    """Derive the instructions of the machine code: one loop over k-blocks, and another for parts of tiles."""
     producer_registers, math_registers = config.registers
     units = config.units_per_warpgroup + config.units_of_part
     columns = (config.unit_n or config.block_n) // (1 + config.epilogue.activates)
@@ -103,24 +103,24 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
         multicast_loads=boxes_of_a * shares_a + boxes_of_b * shares_b,
         tma_stores=0 if config.adds_to_d or splits else stores * (1 + config.has_second_map),
         tma_reduces=stores if config.adds_to_d else 0,
-        bulk_copies=int(config.work.reads_ids),  # zeros of padding
+        bulk_copies=int(config.work.reads_ids),  # to write zeros as padding
     )
 
 
 def code_plan_of_decode(config: DecodeConfig) -> CodePlan:
-    """Derive the instructions of the machine code. D is written by ordinary stores."""
+    """Derive the instructions of the machine code. Ordinary stores write D."""
     return CodePlan(
         roles=((32, None), (WARPGROUP_THREADS * config.num_math_warpgroups, None)),
         shared_bytes=config.shared_bytes,
         qgmma=(config.slot_blocks + config.is_fp4) * BLOCK_K // WGMMA_K + config.is_fp4,  # a k-block alone, and a group
         tma_loads=2 * (1 + config.slot_blocks),  # A and B, and B ahead of A
         ctas_per_sm=config.ctas_per_sm,
-        bulk_copies=int(config.work.reads_ids),  # zeros of padding
+        bulk_copies=int(config.work.reads_ids),  # to write zeros as padding
     )
 
 
 def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str | None:
-    """Say why a configuration would compute something else than this problem; None if it computes it."""
+    """Say why a configuration would compute something else than the problem; None if it computes the problem."""
     others = other_fields(config, output)
     if others:
         return f"is for another output: {', '.join(others)}"
@@ -167,11 +167,11 @@ FP8_GEMM_DECODE: Kernel[DecodeConfig] = Kernel(
 
 @dataclass(frozen=True)
 class MapsConfig(Config):
-    """The one configuration of `k_group_maps`, whose source takes no constants: it includes no `config.cuh`."""
+    """The only configuration of `k_group_maps`, whose source needs no constants: it includes no `config.cuh`."""
 
     name: str = "maps"
     num_threads: int = 32
-    """Threads of its CTAs, one for each group."""
+    """Threads of a CTA, one for each group."""
 
 
 MAPS = MapsConfig()
@@ -182,7 +182,7 @@ K_GROUP_MAPS: Kernel[MapsConfig] = Kernel(
 
 
 def kernel_of(config: GemmConfig | DecodeConfig) -> Kernel[Any]:
-    """Give the kernel that a configuration is for."""
+    """Return the kernel that a configuration belongs to."""
     if isinstance(config, DecodeConfig):
         return FP8_GEMM_DECODE
     return BF16_GEMM if isinstance(config, Bf16Config) else FP8_GEMM

@@ -1,4 +1,4 @@
-// The parts that differ between products. config.cuh names one file of each kind; a new kind is a new file. This file
+// The parts that differ between products. config.cuh names one file for each; a new kind is a new file. This file
 // states the members that the kernel and the main loop use. The compiler checks them, and names missing ones.
 #pragma once
 #include "config.cuh"
@@ -12,16 +12,16 @@
 
 struct SharedStorage;
 
-// A CTA's tiles, their loads by TMA, and their places in D. Params is Product with the additions of this kind. Tile and
-// TileToLoad say where a tile of D begins, and all else that the math warps, or the loading thread, need to know.
+// A CTA's tiles, their loads by TMA, and their positions in D. Params is Product with further members of this kind.
+// Tile and TileToLoad say where a tile of D begins, and all else that math warps, or the loading thread, must know.
 static_assert(requires(const Params& p, WorkStorage& storage, Tiles& tiles, Tile& tile, const TileToLoad& to_load,
                        void load_tile(const TileToLoad&), uint32_t warp) {
-  storage.init();               // shared memory of this kind, by one thread
-  Tiles(p, storage);            // a CTA's tiles, in order; all of its roles go through the same ones
-  tiles.load_all(load_tile);    // by the loading thread: calls `load_tile` with each tile
-  tiles.find_for_others(warp);  // by the producer's other warps
-  tiles.next(tile);             // by a math warp: false behind the last tile
-  tiles.finish(tile);           // by a math warp after multiplying: reads the rest of the tile's description
+  storage.init();               // shared memory for this kind of work; called by one thread
+  Tiles(p, storage);            // a CTA's tiles, in order; all its roles iterate over the same tiles
+  tiles.load_all(load_tile);    // called by the loading thread: calls `load_tile` with each tile
+  tiles.find_for_others(warp);  // called by the producer's other warps
+  tiles.next(tile);             // called by a math warp: false after the last tile
+  tiles.finish(tile);           // called by a math warp after multiplying: reads the rest of the tile's description
   k_blocks_of(p, tile);         // the k-blocks that this CTA multiplies
   k_blocks_of(p, to_load);
   c_of(p, tile);                // C of the tile's group
@@ -35,46 +35,46 @@ static_assert(requires(Share& share, const Tile& tile, uint32_t warpgroup, Total
 }, "WORK: Share");
 static_assert(requires(const Params& p, const TileToLoad& tile, const TileLoad& load, const Slot& slot, uint32_t k_block, uint32_t k) {
   TileLoad(p, tile);
-  load.load_slot(slot, k_block, k);  // asks TMA for the data of one slot, in all slot_bytes
+  load.load_slot(slot, k_block, k);  // makes TMA load one slot's data, slot_bytes in all
   load.slot_bytes;
 }, "WORK: TileLoad");
 static_assert(requires(const Params& p, const Tile& tile, const Destination& d, const uint8_t* panel, uint32_t column, uint32_t row) {
-  Destination(p, tile, row);  // of D, where the last row of the tile that is stored is before `row`
+  Destination(p, tile, row);  // positions in D; the last row of the tile that is stored is before `row`
   d.store(panel, column, row);
-  d.prefetch(column, row);    // asks the L2 for the D that a panel is added to
+  d.prefetch(column, row);    // loads into the L2 the part of D to which a panel is added
   d.span;
 }, "WORK, or DESTINATION of dense products");
 
-// How accumulators become D.
+// Turns accumulators into D.
 static_assert(requires(const Params& p, OutputStorage& storage, OutputBarriers& barriers, Output& output, const Tile& tile,
                        const TileToLoad& to_load, Totals& total, uint32_t warpgroup, uint32_t k_block, uint32_t end) {
-  barriers.init();                       // by one thread
+  barriers.init();                       // called by one thread
   Output(storage, barriers, warpgroup);  // stores a warpgroup's tiles
-  output.expect(p, tile);                // before a tile is multiplied: asks for data that its stores will need
+  output.expect(p, tile);                // called before a tile is multiplied: loads data that its stores will need
   output.store_tile(p, tile, total);
-  output.finish();                       // behind the last tile
+  output.finish();                       // called after the last tile
   prefetch_output_map(p);
   prefetch_d(p, to_load, k_block, end);
-  leave();                               // by all threads of the CTA, at last
+  leave();                               // called last, by all threads of the CTA
 }, "EPILOGUE");
 
-// How B becomes what WGMMA reads.
+// Turns B into values that WGMMA can read.
 static_assert(requires(const Params& p, SharedStorage& shared, ConvertStorage& storage, Passes& passes, Tiles& tiles,
                        uint64_t* full, uint32_t stage, uint32_t which) {
-  storage.init();                          // by one thread
+  storage.init();                          // called by one thread
   storage.full_of_b(full, stage);          // the barrier that counts B's bytes
   Passes(storage);
-  passes.again<true>();                    // by all roles after a tile's k-blocks: true for another pass
-  scale_tiles(p, shared, tiles, which);    // by the producer's last warps
-  convert_tiles(p, shared, tiles, which);  // by the converting warpgroups
+  passes.again<true>();                    // called by all roles after a tile's k-blocks: true for another pass
+  scale_tiles(p, shared, tiles, which);    // called by the producer's last warps
+  convert_tiles(p, shared, tiles, which);  // called by the converting warpgroups
 }, "CONVERT");
 
 // mainloop.cuh for operands with scales; mainloop_of_slice.cuh and mainloop_of_slices.cuh for BF16.
 static_assert(requires(const Params& p, Ring& ring, const uint8_t* a, const uint8_t* b, const float* scales, uint32_t warpgroup,
                        const Operands& operands, FirstScales& first, const Tile& tile, RingPosition& at, Passes& passes,
                        const Share& share, Output& output, Totals& total) {
-  Operands(a, b, scales, warpgroup);  // where a warpgroup's operands lie in the ring's first slot
-  begin_scales(p, tile, first);       // loads the scales that a tile needs before it can begin
+  Operands(a, b, scales, warpgroup);  // a warpgroup's operands in the ring's first slot
+  begin_scales(p, tile, first);       // loads the scales that a tile needs before it can start
   multiply_tile(p, ring, operands, first, tile, at, passes, share, output, total);
   skip_tile(p, ring, tile, at, passes);
 }, "MAINLOOP");

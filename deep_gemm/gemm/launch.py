@@ -1,4 +1,4 @@
-"""Products on a GPU: which kernel computes one, and its launch."""
+"""Products on a GPU: the kernel that computes a problem, and its launch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from .problem import Problem, write_without_depth
 
 Config = GemmConfig | DecodeConfig
 MORE_ALIKE = 4
-"""Neighboring bands of rows, on either side, that are tried for the same choice: each takes 50 us of a first call."""
+"""Neighbouring bands of rows, on each side, that are tried for the same choice: a try adds 50 us to a first call."""
 
 
 def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> None:
-    """Compute a product on the GPU that its tensors are on. The host does not wait for a layout.
+    """Compute a product on the GPU of its tensors. The host does not wait for a layout.
 
-    `config` None leaves the choice to the heuristics. `is_behind_cast`: the kernel ahead on this stream writes only A
-    and its scales, and lets this one start only when all work before that kernel is over, a layout included.
+    If `config` is None, the heuristics choose it. `is_behind_cast`: the previous kernel on this stream writes only A
+    and its scales, and lets this one start only when all earlier work is finished, including the layout's.
     """
     if 0 in (p.m, p.n, p.groups):
         return
@@ -48,7 +48,7 @@ def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> None
     gpu = gpu_of(p.d.get_device())
     config = fitting(config, p, gpu)
     ready = prepared(p, config)
-    # Otherwise the kernel ahead writes more than A and its scales.
+    # Otherwise the previous kernel writes more than A and its scales.
     is_ready = is_behind_cast and ready.sfb is p.sfb and ready.c is p.c
     start(ready, config, num_sms_of(gpu.num_sms), is_dependent=is_behind_cast, weight_is_ready=int(is_ready))
 
@@ -56,9 +56,9 @@ def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> None
 def start(
     p: Problem, config: Config, num_sms: int, planes: int | None = None, *, is_dependent: bool = False, **more: Any
 ) -> None:
-    """Launch the kernel of a configuration for a problem that is `prepared`; `more`: as for `values_of`.
+    """Launch the kernel of a configuration for a `prepared` problem; `more`: as for `values_of`.
 
-    `planes`: the products among which CTAs are shared out, if not the problem's planes.
+    `planes`: the number of products that the CTAs divide among them, if it is not the problem's.
     """
     ctas = config.ctas(p.m, p.n, num_sms, p.planes if planes is None else planes)
     values = values_of(p, config, **more)
@@ -87,7 +87,7 @@ def chosen(sizes: Sizes, output: Output, gpu: Gpu, majors: Majors = K_MAJOR, par
 
 
 def _note_what_serves(p: Problem, sizes: Sizes, config: Any, gpu: Gpu) -> None:
-    """Let the record being made serve the rows, or depths, that get the same configuration."""
+    """Make the current record serve all numbers of rows, or depths, that get the same configuration."""
     m: Any = p.m
     if p.work.is_along_k:
         _let_serve_alike(p.k, lambda k: chosen(sizes._replace(k=k), p.output, gpu) == config)
@@ -105,7 +105,7 @@ def _note_what_serves(p: Problem, sizes: Sizes, config: Any, gpu: Gpu) -> None:
 
 
 def _let_serve_alike(number: Any, is_same: Callable[[int], bool]) -> None:
-    """Let a record serve the numbers that share one choice, and neighbors that get the same configuration."""
+    """Make the current record serve all numbers that share one choice, and neighbours with the same configuration."""
     if not isinstance(number, Number):
         return
     if settings().print_configs:
@@ -123,10 +123,10 @@ def _let_serve_alike(number: Any, is_same: Callable[[int], bool]) -> None:
 
 
 def let_serve_band(m: Any, gpu: Gpu) -> None:
-    """Let the record being made serve the whole band of rows that share one choice of a dense product."""
+    """Make the current record serve the whole band of rows that share one choice of a dense product."""
     if not isinstance(m, Number):
         return
-    if num_sms_of(gpu.num_sms) < gpu.num_sms or settings().print_configs:  # each choice is printed
+    if num_sms_of(gpu.num_sms) < gpu.num_sms or settings().print_configs:  # print_configs prints each choice
         int(m)
     band = band_of(m.value)
     if band:
@@ -136,24 +136,24 @@ def let_serve_band(m: Any, gpu: Gpu) -> None:
 
 
 def why_unfit(config: Config, p: Problem) -> str | None:
-    """Say why a configuration would compute something else than this problem; None if it computes it."""
+    """Say why a configuration would compute something else than this problem; None if it computes this problem."""
     reason = kernel.why_unfit(config, p.k, p.output)
     if reason is not None or not isinstance(config, GemmConfig):
         return reason
     if config.majors != majors_of(p):
-        return f"is for operands that lie otherwise: {config.majors.name}, not {majors_of(p).name}"
+        return f"is for operands of other majors: {config.majors.name}, not {majors_of(p).name}"
     if p.heads is not None and p.heads.part_multiple % config.panel_columns:
-        return f"stores panels of {config.panel_columns} columns, of which parts are no multiples"
+        return f"stores panels of {config.panel_columns} columns, but parts of heads are no multiples of that"
     return None
 
 
 def majors_of(p: Problem) -> Majors:
-    """Say which operands have m or n contiguous, not k: none in FP8."""
+    """Tell for A and B whether m or n is contiguous instead of k: false in FP8."""
     return Majors(p.a.stride(-1) != 1, p.b.stride(-1) != 1) if p.of_b is None else K_MAJOR
 
 
 def prepared(p: Problem, config: Config) -> Problem:
-    """Lay out scales, and a layout, as the kernel loads them; give the problem itself if they already are."""
+    """Copy scales and a layout to the form that the kernel loads; return the problem itself if nothing needs a copy."""
     layout = p.c
     if p.work.reads_ids and layout is not None and layout.data_ptr() % ADDRESS_ALIGNMENT:
         layout = layout.clone()
@@ -167,7 +167,7 @@ def prepared(p: Problem, config: Config) -> Problem:
 
 
 def _scales_for(config: Config, side: Words, sf: Tensor, of: Scales, k: int) -> Tensor:
-    """Give a side's scales as a kernel takes them: words, if it reads these, or FP32, m-major where TMA loads them."""
+    """Convert a side's scales to the kernel's form: words if it reads words, else FP32, m-major if TMA loads them."""
     if sf.dtype == torch.int32:
         return sf if side in config.reads_words else laid_out(sf, ceil_div(k, of.columns))
     by_tma = isinstance(config, GemmConfig) and of != WHOLE and (side == Words.A or config.loads_sfb)
@@ -175,9 +175,9 @@ def _scales_for(config: Config, side: Words, sf: Tensor, of: Scales, k: int) -> 
 
 
 def values_of(p: Problem, config: Config, **more: Any) -> dict[str, Any]:
-    """Give the members of the kernel's parameters for a problem that is `prepared`.
+    """Return the kernel's parameters for a `prepared` problem, by member.
 
-    `more` has members that do not come from the problem, by the last part of their dotted names.
+    `more` has further members, which do not depend on the problem, by the last part of their dotted names.
     """
     of = _tall_operands(p, config) if isinstance(config, GemmConfig) else _decode_operands(p, config)
     known: dict[str, Any] = {"weight_is_ready": 0, "block_rows": 0, "arrivals": 0, **_facts(p), **more}
@@ -196,8 +196,8 @@ def values_of(p: Problem, config: Config, **more: Any) -> dict[str, Any]:
 
 
 def _facts(p: Problem) -> dict[str, Any]:
-    """Give numbers of a problem by the last part of the names that members of Params have."""
-    has_rows, loads_sfb = p.work.groups_rows, p.work.is_along_k  # TMA alone loads the latter's scales of B
+    """Return a problem's numbers, by the last part of each parameter's name."""
+    has_rows, loads_sfb = p.work.groups_rows, p.work.is_along_k  # along k, only TMA loads the scales of B
     c_stride, c_pitch, _ = _strides(None if has_rows else p.c)
     d_stride, d_pitch, _ = _strides(p.d)
     sfa_stride, sfa_stride_m, sfa_stride_k = _strides(p.sfa)
@@ -237,17 +237,17 @@ def _facts(p: Problem) -> dict[str, Any]:
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...]:
-    """Give the strides of the last three dimensions; 0 for a dimension that is missing, or without a tensor."""
+    """Return the strides of the last three dimensions; 0 for a missing dimension, or for no tensor."""
     return (0, 0, 0) if x is None else (0, 0, 0, *x.stride())[-3:]
 
 
 def _planes(p: Problem, x: Tensor) -> Tensor:
-    """Give rows of groups as planes: stacked ones as one."""
+    """Return rows of groups as planes: stacked rows are one plane."""
     return x[None] if p.work.is_stacked else x
 
 
 def _decode_operands(p: Problem, config: DecodeConfig) -> dict[str, Any]:
-    """Give maps and operands by the names that `fp8_gemm_decode` has for them."""
+    """Return maps and operands by their names in `fp8_gemm_decode`."""
     # A box has no more rows than the tensor: TMA takes longer to fill a row with zeros than to load one.
     return {
         "map_a": Mapped(operand_map(_planes(p, p.a), min(config.block_tokens, p.m), config.block_k), p.a),
@@ -257,7 +257,7 @@ def _decode_operands(p: Problem, config: DecodeConfig) -> dict[str, Any]:
 
 
 def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
-    """Give maps and operands by the names that `fp8_gemm` and `bf16_gemm` have for them."""
+    """Return maps and operands by their names in `fp8_gemm` and `bf16_gemm`."""
     of = _maps_of_operands(p, config)
     if config.has_scales:
         of["map_sfa"] = Mapped(scales_map(_planes(p, p.sfa), config.box_rows_of_sfa(p.m), config.scale_parts), p.sfa)
@@ -273,21 +273,21 @@ def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
 
 
 def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
-    """Give maps of A and B; none for groups along k with scales, whose maps are in a room of their own."""
+    """Return maps of A and B; none for groups along k with scales, because `k_group_maps` makes their maps."""
     columns, majors = config.block_k, config.majors
     of_b = columns // 2 if config.converts_b else columns  # bytes of FP4
     if p.work.maps is None:
         return {}
-    if p.work.maps == "late":  # their boxes may begin with zeros
+    if p.work.maps == "late":  # boxes of late maps may begin with zeros, before a group's first row
         map_a, map_b = late_map(p.a.mT, (columns, WGMMA_ROWS), 128), late_map(p.b.mT, (columns, 64), 128)
         return {"map_a": Mapped(map_a, p.a), "map_b": Mapped(map_b, p.b)}
     map_b = operand_map(p.b, config.box_rows_of_b // config.cluster_m, of_b, is_mn_major=majors.b_is_mn)
     if p.work.groups_rows:
-        # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", gemm/work/rows.cuh.
+        # Maps that cut off boxes begin a box before their tensor: "Rows that are not the group's", gemm/work/rows.cuh.
         rows, before = config.box_rows_of_a, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()
         map_a = clipped_map(_planes(p, p.a), (rows, columns), 128)
         return {"map_a": Mapped(map_a, p.a, before), "map_b": Mapped(map_b, p.b)}
-    # Boxes of A have no more rows than A.
+    # A box of A has no more rows than A.
     map_a = operand_map(p.a, min(config.box_rows_of_a, p.m), columns, is_mn_major=majors.a_is_mn)
     return {"map_a": Mapped(map_a, p.a), "map_b": Mapped(map_b, p.b)}
 

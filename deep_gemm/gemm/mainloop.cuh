@@ -1,4 +1,4 @@
-// The loop over the k-blocks of a tile, by one math warpgroup: wait for a slot, multiply, promote, give the slot back.
+// The loop of one math warpgroup over the k-blocks of a tile: wait for a slot, multiply, promote, release the slot.
 #pragma once
 #include "config.cuh"
 #include "ptx/warp.cuh"
@@ -12,27 +12,27 @@
 #include SCALES
 #include WORK
 
-// SCALES keeps the scales for promotion. These are its members, and the members of WORK that it needs.
+// SCALES keeps the scales for promotion. Its members are below, with the members of WORK that it needs.
 static_assert(requires(const Params& p, const Tile& tile, TileScales& of_tile, FirstScales& first, uint32_t number) {
   sfb_of(p, tile);             // B's scales of the tile's group
-  skipped_scales(tile);        // scales of A that are loaded ahead of the tile's own
-  TileScales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, number);  // B's scales under a tile
-  of_tile.ask(number, first);  // loads the first scales that a tile needs, from a k-block on
+  skipped_scales(tile);        // scales of A that TMA loads before the tile's own
+  TileScales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, number);  // B's scales for the columns of a tile
+  of_tile.ask(number, first);  // loads the first scales that a tile needs, from k-block `number` on
   of_tile.start(first);
   of_tile.advance(number);     // before every 32nd k-block
 }, "SCALES: TileScales");
 static_assert(requires(const ThreadScales& in_first_slot, const TileScales& of_tile,
                        RunScales<kRunKBlocks, kUnitsPerWarpgroup * kParts, kParts>& scales, uint32_t stage, uint32_t k_block,
                        uint32_t piece, float (&sums)[kUnitN / 2], void release_slot(float)) {
-  RunScales<kRunKBlocks, kUnitsPerWarpgroup * kParts, kParts>(in_first_slot, of_tile);  // of k-blocks in a line, each of several pieces
-  scales.begin_k_block(k_block, k_block);     // the second counts from the last `advance` on
-  scales.load_ahead(stage, k_block, piece);   // before the piece's WGMMA
-  scales.load_behind(stage, k_block, piece);  // behind it
-  scales.promote(sums, sums, stage, k_block, piece, release_slot);  // calls release_slot(loaded) as soon as the slot may go
+  RunScales<kRunKBlocks, kUnitsPerWarpgroup * kParts, kParts>(in_first_slot, of_tile);  // for a run's k-blocks and their pieces
+  scales.begin_k_block(k_block, k_block);     // the second argument counts k-blocks since the last `advance`
+  scales.load_ahead(stage, k_block, piece);   // called before the piece's WGMMA is issued
+  scales.load_behind(stage, k_block, piece);  // called after the WGMMA is issued
+  scales.promote(sums, sums, stage, k_block, piece, release_slot);  // calls release_slot(loaded) once the slot may be reused
 }, "SCALES: RunScales");
 
 // One math thread's operands in the ring's first slot: descriptors (their low words) of its warpgroup's first rows of A
-// and of all of B, and scales. The loop adds multiples of a slot.
+// and of all of B, and scales. The loop adds multiples of a slot's size.
 struct Operands {
   uint32_t a, b;
   ThreadScales scales;
@@ -43,7 +43,7 @@ struct Operands {
         scales(first_scales, warpgroup) {}
 };
 
-// Multiplies one piece of one slot: 64 rows of A by kUnitN rows of B, as deep as one scale reaches, from zero.
+// Multiplies one piece of one slot, from zero: 64 rows of A by kUnitN rows of B, under one scale of A and one of B.
 template <uint32_t kOfUnit>
 DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_low) {
   ptx::wgmma_fence();
@@ -60,22 +60,22 @@ DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b
 
 // Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`, piece by piece.
 //
-// With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
-// only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
+// With two sets of partial sums the tensor cores multiply a piece while the previous piece is promoted. Only in a
+// straight line of code: ptxas serializes all WGMMAs of a loop if accumulators are in flight at its end (note C7514).
 //
-// Scales are loaded ahead of the WGMMAs if possible: behind them the loads wait for the warp's own WGMMAs, and ptxas
-// lets the next WGMMA wait for the instructions that use the scales.
+// Scales are loaded before the WGMMAs are issued if possible: loads issued later wait for the warp's own WGMMAs, and
+// ptxas makes the next WGMMA wait for the instructions that use the scales.
 template <uint32_t kCount, uint32_t kOfUnit = kParts, uint32_t kUnits>
 DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileScales& tile_scales,
                               uint32_t k_block_of_32, RingPosition& at, bool& is_loaded, bool is_part,
                               float (&total)[kUnits][kUnitN / 2]) {
-  constexpr uint32_t kPieces = kUnits * kOfUnit, kLag = kNumPartials - 1;  // of a k-block
+  constexpr uint32_t kPieces = kUnits * kOfUnit, kLag = kNumPartials - 1;  // pieces of a k-block
   RingPosition slots[kCount];
   RunScales<kCount, kPieces, kOfUnit> scales(operands.scales, tile_scales);
   float partial[kNumPartials][kUnitN / 2];
 #pragma unroll
   for (uint32_t i = 0; i < kCount * kPieces + kLag; ++i) {
-    // With kBranchesOnParts a k-block is a run, and a short tile is done with its slot here.
+    // With kBranchesOnParts a run is one k-block; a short tile has no more products with its slot here.
     if (kBranchesOnParts && i == kUnitsOfPart && is_part) return release(ring, slots[0], ptx::lane_index());
     if (i < kCount * kPieces) {
       const uint32_t k_block = i / kPieces, piece = i % kPieces, unit = unit_of_piece<kOfUnit>(piece);
@@ -92,7 +92,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
                   operands.b + stage * (kBBytes / 16) + column_of_unit(unit) * (kBlockK / 16) + low);
       scales.load_behind(stage, k_block, piece);
       if (piece + 1 == (kBranchesOnParts ? kUnitsOfPart : kPieces)) {
-        // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
+        // While the tensor cores work, test the next slot; one result for the warp, because WGMMA needs it converged.
         at = at.next();
         is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&ring.full[at.stage], at.parity));
       }
@@ -106,11 +106,11 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
   }
 }
 
-// Multiplies `count` k-blocks: whole runs, and the tail that they leave.
+// Multiplies `count` k-blocks: whole runs, and the tail that is left.
 template <uint32_t kUnits>
 DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales& tile_scales, uint32_t count,
                           RingPosition& at, bool& is_loaded, bool is_part, float (&total)[kUnits][kUnitN / 2]) {
-  // Hidden from the compiler, which would compute the value again in each turn of the loop.
+  // Hidden from the compiler, which would otherwise compute the value again in each iteration.
   const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
   uint32_t k_block = 0;
 #pragma unroll 1
@@ -131,7 +131,7 @@ DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales
       multiply_k_blocks<1>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
 }
 
-// Only scales that do not change along k need these functions: scales/whole.cuh has its own.
+// Only scales that are constant along k need these functions: scales/whole.cuh has its own.
 template <typename... Any>
 DEVICE void ask_factors(Any&&...) {}
 template <typename... Any>
@@ -141,7 +141,7 @@ DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
   return TileScales(sfb_of(p, tile), p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks_of(p, tile).end);
 }
 
-// Asks for the scales of B that a tile's first k-blocks need.
+// Loads the scales of B that a tile's first k-blocks need.
 DEVICE void begin_scales(const Params& p, const Tile& tile, FirstScales& first) {
   const KBlocks k_blocks = k_blocks_of(p, tile);
   if (!k_blocks.are_none()) scales_of_b(p, tile).ask(k_blocks.first, first);
@@ -162,7 +162,7 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
   TileScales tile_scales = scales_of_b(p, tile);
   tile_scales.start(first_scales);
   operands.scales.sfa += skipped_scales(tile);
-  bool is_loaded = false;  // known already that the slot at hand is
+  bool is_loaded = false;  // true if the current slot is known to be loaded
   if constexpr (!kLoopsInBatches) return multiply_runs(ring, operands, tile_scales, k_blocks.end, at, is_loaded, share.is_part, total);
   do {
     for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {

@@ -1,4 +1,4 @@
-// A tile's sums are of one slice of k: all of k, or this CTA's part if a cluster splits k.
+// Sums a tile's products over one slice of k: all of k, or this CTA's part if a cluster splits k.
 #pragma once
 #include "skip.cuh"
 #include "slice.cuh"
@@ -10,9 +10,9 @@ template <uint32_t kUnits>
 DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands, const FirstScales&, const Tile& tile,
                           RingPosition& at, Passes&, const Share&, Output&, float (&total)[kUnits][kUnitN / 2]) {
   const KBlocks k_blocks = k_blocks_of(p, tile);
-  // Sums of no k-blocks, which only groups along k may have, are zeros. And if C was added to the last tile's sums, or
-  // they were activated, they must be cleared: otherwise ptxas takes them for an input of this tile's products, and
-  // lets the products wait for each other (note C7515).
+  // Sums of no k-blocks, which only groups along k may have, must be zeros. And if C was added to the last tile's sums,
+  // or they were activated, they must be cleared: otherwise ptxas takes the old sums for an input of this tile's
+  // products, and makes these products wait for each other (note C7515).
   if constexpr (kWithC || kMayBeEmpty || kColumnsOfValue > 1) {
 #pragma unroll
     for (auto& unit : total)

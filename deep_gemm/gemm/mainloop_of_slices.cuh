@@ -1,5 +1,5 @@
-// Sums each of kSlices slices of k from zero, and adds up the slices in order. The bits are the same as from the CTAs
-// of a cluster that take a slice each (epilogue/split.cuh).
+// Sums each of kSlices slices of k from zero, and adds up the slices in order. The bits equal the bits from a cluster
+// whose CTAs compute one slice each (epilogue/split.cuh).
 #pragma once
 #include "ptx/memory.cuh"
 #include "skip.cuh"
@@ -7,8 +7,8 @@
 #include CONVERT
 #include EPILOGUE
 
-// A thread's sums of the slices before, while the next slice has the registers of `total`. Used if registers cannot
-// hold two sets of sums. The last kSharedSums are in the warpgroup's store buffers.
+// A thread's sums of earlier slices, while the next slice uses the registers of `total`. Used if registers cannot hold
+// two sets of sums. The last kSharedSums sums are in the warpgroup's store buffers.
 template <uint32_t kUnits>
 struct Before {
   static constexpr uint32_t kColumns = kUnitN / 2, kSums = kUnits * kColumns, kKept = kSums - kSharedSums;
@@ -56,7 +56,7 @@ template <uint32_t kUnits>
 DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands, const FirstScales&, const Tile& tile,
                           RingPosition& at, Passes&, const Share&, Output& output, float (&total)[kUnits][kUnitN / 2]) {
   const uint32_t k_blocks = k_blocks_of(p, tile).end;
-  set_all(total, -0.0f);  // adding this to the first sum does not change its bits
+  set_all(total, -0.0f);  // adding the first sum to -0 does not change its bits
 #pragma unroll 1
   for (uint32_t slice = 0; slice < kSlices; ++slice) {
     const uint32_t first = k_blocks * slice / kSlices, end = k_blocks * (slice + 1) / kSlices;
@@ -64,7 +64,7 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands,
       if (first == end) continue;
       Before<kUnits> before;
       if (first != 0) before.keep(output, total);
-      // Or ptxas takes old sums for an input of this slice's products, and lets these wait for each other (note C7517).
+      // Else ptxas takes old sums for an input of this slice's products, which then wait for each other (note C7517).
       set_all(total, 0);
       multiply_slice(ring, operands, end - first, at, total);
       if (first != 0) before.add_to(total);

@@ -1,10 +1,10 @@
-// Loads of operands into the slots of the ring, of either major and any number of dimensions.
+// Loads operands into the slots of the ring, with either major and any number of dimensions.
 //
 //   K-major    rows of 128 bytes along k: one box of all rows
-//   MN-major   boxes of 64 rows (of A or B), each 128 bytes of them for every k of the block; 64 rows further, the next box
+//   MN-major   boxes of 64 rows (of A or B), 128 bytes of these rows for each k of the block; 64 rows further, the next box
 //
-// Either way 64 rows take 64 x 128 bytes of the slot, and TMA fills places outside of the operand with zeros. (Only
-// BF16 is loaded MN-major: WGMMA transposes no other type.)
+// In both cases 64 rows fill 64 x 128 bytes of the slot, and TMA writes zeros where a box is outside the operand. (Only
+// BF16 is loaded MN-major: WGMMA can transpose no other type.)
 #pragma once
 #include "config.cuh"
 #include "params.cuh"
@@ -53,7 +53,7 @@ DEVICE void load_operand(const ptx::TensorMap* map, uint64_t* full, uint8_t* to,
   }
 }
 
-// ---- Where one map has all of A, another all of B, and another the scales of each
+// ---- If one map covers all of A, another all of B, and others the scales
 
 DEVICE void prefetch_maps(const Product& p) {
   ptx::prefetch_tensormap(&p.map_a);
@@ -62,15 +62,15 @@ DEVICE void prefetch_maps(const Product& p) {
   if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
 }
 
-// Boxes of A and its scales have no more rows than A: TMA takes longer to fill a row outside with zeros than to load one.
-// Older data behind these rows in the slot are multiplied too, but the results are not stored.
+// Boxes of A and its scales have no more rows than A: TMA takes longer to fill an outside row with zeros than to load it.
+// Old data after these rows in the slot are multiplied too, but the results are not stored.
 DEVICE uint32_t bytes_of_boxes(const Product& p) {
   const uint32_t rows = (!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
-  const uint32_t scales = kHasScales && kScaleParts == 1 && p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
+  const uint32_t scales = kHasScales && kScaleParts == 1 && p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // TMA loads 16 bytes or more
   return kSlotBytes - (kBlockM - rows) * kLineBytes - (kBlockM - scales) * 4;
 }
 
-// A tile's loads. Maps of several planes have the plane as their last coordinate.
+// Loads a tile. In maps of several planes, the plane is the last coordinate.
 template <typename Params, typename Tile>
 struct LoadOfBoxes {
   const Params& p;

@@ -25,27 +25,27 @@ OF_A = flops_of("a")
 
 
 def products(arguments: str, product: Product) -> None:
-    """Make the operators of a product, which take these arguments, as `operators` does."""
+    """Make the operators of a product with these arguments, by `operators`."""
     schema = f"{product.operator}({arguments}) -> Tensor"
     real, fake = partial(run, product), partial(only_asked, product)
     operators(schema, real, fake, passes=passed_by(product), has_gradients=product.has_gradients, flops=OF_A)
 
 
 def passed_by(product: Product) -> str:
-    """Give what `run` takes behind the product, by the names of the operator's arguments."""
+    """Return the arguments of `run` after the product, as source text with the names of the operator's arguments."""
     c, layout, ks, *_ = *product.inputs, "None", "None", "None"
     said = "".join(f"{name}, " for name in product.options)
     return f"a, b, d, {c}, ({said}), {layout}, {ks}"
 
 
 def only_asked(product: Product, a: Any, b: Any, d: Tensor | None, *behind: Any) -> Tensor | None:
-    """Check a call that `run` would compute, and give a D without values."""
+    """Check a call that `run` would compute, and return a D without values."""
     problem = product.ask(a, b, d, **product.inputs_of(*behind))
     return product.output_of(problem) if d is None else None
 
 
 def fake_heads(expr: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> Tensor | None:
-    """Check a product of heads, and give a D without values."""
+    """Check a product of heads, and return a D without values."""
     if expr == ALONG_TOKENS:
         check_along_tokens(a, b, d, c, recipe)
         (x, _), (y, _) = a, b
@@ -90,7 +90,7 @@ operators(
     partial(run, SKIP_HEAD_MID),
     partial(only_asked, SKIP_HEAD_MID),
     passes=passed_by(SKIP_HEAD_MID),
-    flops=lambda _, a, b, **__: 2 * a.numel() * b.shape[0],  # the columns between D's parts are not computed
+    flops=lambda _, a, b, **__: 2 * a.numel() * b.shape[0],  # nothing is computed for the columns between D's parts
 )
 operators(
     f"fp8_einsum(str expr, {OPERANDS}{D}, Tensor? c, int[] recipe<, bool adds_to_d=False>) -> Tensor",
@@ -120,11 +120,11 @@ operators(
 )
 
 
-# Gradients of grouped rows. Rows without a group get zeros, and nothing of theirs goes to a weight's gradient.
+# Gradients of grouped rows. Rows without a group get zeros, and add nothing to a weight's gradient.
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep the tensors that gradients need."""
+    """Save the tensors that gradients need."""
     a, b, layout, *ctx.said, bias = inputs
     if bias is not None and bias.requires_grad:
         refuse_gradient("bias")
@@ -132,7 +132,7 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def contiguous_gradients(turned: bool) -> Kernel:
-    """Give the formula for stacked rows; the weights of the product were turned, `[groups, k, n]`, or not."""
+    """Return the gradient of stacked rows for weights that were `turned`, `[groups, k, n]`, or not."""
     ops = torch.ops.deep_gemm
     product_back = ops.m_grouped_bf16_gemm_nt_contiguous if turned else ops.m_grouped_bf16_gemm_nn_contiguous
 
@@ -159,7 +159,7 @@ def contiguous_gradients(turned: bool) -> Kernel:
 
 
 def masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Give the gradients of rows that are counted for each group."""
+    """Compute the gradients of groups of rows whose counts are in `masked_m`."""
     a, b, masked_m = ctx.saved_tensors
     ops = torch.ops.deep_gemm
     grad, of_a, of_b = grad.contiguous(), None, None

@@ -1,6 +1,6 @@
 """FP4 weights (MXFP4): checks of a B of E2M1 values, two in a byte, with a scale 2^s for each 32 values of a row.
 
-Kernels take scales as words: four exponents of UE8M0 along k to an int32, the first in its lowest byte, in any strides.
+Kernels read scales as words: four exponents of UE8M0 along k in an int32, the first in its lowest byte, any strides.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from ..core.shadow import TENSORS
 
 COLUMNS = MX.columns
 HALF = 0x30
-"""E4M3's byte of 0.5."""
+"""The byte of 0.5 in E4M3."""
 VALUES = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
 
 
 def is_packed(operand: Any) -> bool:
-    """Tell whether an operand's values are two to a byte, so that a product takes them for FP4."""
+    """Tell whether an operand's values have a type with two values in a byte, which products read as FP4."""
     is_pair = isinstance(operand, (tuple, list)) and len(operand) == 2
     return is_pair and isinstance(operand[0], TENSORS) and operand[0].dtype in VALUES
 
 
 def is_taken_as_it_lies(weight: Operand) -> bool:
-    """Tell whether kernels take a checked weight as it is, with no other made of it: FP8, or FP4 by words."""
+    """Tell whether kernels read a checked weight without a copy: FP8, or FP4 with scales in words."""
     sf = weight[1]
     return not is_packed(weight) or sf.dtype == torch.int32 or (sf.dtype in EXPONENTS and lie_in_words(sf))
 
 
 def scales_beside(recipes: Recipes) -> Scales:
-    """Give the scales of A that a caller states beside an FP4 weight, whose own scales are always MX."""
+    """Return the scales of A that a caller states for an FP4 weight, whose own scales are always MX."""
     recipe, of_a, of_b = recipes
     if recipe is None and of_b is None:
         return scales_of((None, of_a, None))[0]
@@ -49,9 +49,9 @@ def scales_beside(recipes: Recipes) -> Scales:
 
 
 def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = "k", turned: bool = False) -> Operand:
-    """Check an FP4 weight of these axes; along `depth`, one of them, it has a byte for each two values.
+    """Check an FP4 weight of these axes; `depth` is the axis along which a byte holds two values.
 
-    Give bytes `[..., n, k / 2]`, and scales as words; FP32 scales stay as they are. The caller checks strides of bytes.
+    Return bytes `[..., n, k / 2]`, and scales as words, or FP32 unchanged. The caller checks the strides of the bytes.
     """
     values, sf = checks.pair(name, given)
     half = f"{depth} / 2"
@@ -66,7 +66,7 @@ def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = 
 
 
 def whole_groups(name: str, k: int) -> int:
-    """Return a depth if it is a whole number of groups; refuse it otherwise."""
+    """Return a depth if it is a whole number of groups of 32; raise an error otherwise."""
     if k % COLUMNS:
         raise ValueError(f"{name}: expected a multiple of {COLUMNS} for packed FP4 values, got {k}")
     return k
@@ -83,9 +83,9 @@ def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:
 
 
 def as_e4m3(packed: Tensor) -> Tensor:
-    """Give packed values `[..., k / 2]` as E4M3 `[..., k]`, exactly. A table would make the host wait for its copy.
+    """Convert packed values `[..., k / 2]` to E4M3 `[..., k]`, exactly. A table would make the host wait for its copy.
 
-    Exponents are 6 apart and E4M3 has two bits more below E2M1's one; E2M1's only subnormal number is 0.5.
+    E4M3's exponents are 6 larger, and it has two bits below E2M1's one bit; E2M1's only subnormal number is 0.5.
     """
     codes = codes_of(packed)
     magnitudes = codes & 7

@@ -1,4 +1,4 @@
-"""A checked call of a product, which kernels or the reference compute."""
+"""A checked call of a product, to be computed by kernels or by the reference."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .kinds.output import Output, Sizes, output_into, values_of
 from .kinds.works import DENSE, Work
 
 MID_MULTIPLE = 8
-"""Parts of heads begin at multiples of this many columns: of 16 bytes of BF16, as TMA wants."""
+"""Parts of heads begin at multiples of this many columns of BF16: TMA needs multiples of 16 bytes."""
 
 
 class HeadParts(NamedTuple):
-    """Columns of each head of D: the product has a left and a right part, D has a middle between them."""
+    """Columns of each head of D: the product has a left and a right part, and D has a middle part between the two."""
 
     left: int
     mid: int
@@ -46,72 +46,72 @@ class HeadParts(NamedTuple):
     def division(self) -> tuple[int, int]:
         """A multiplier and a shift that divide by `columns`: `column // 8 * multiplier >> shift`.
 
-        With N = 2^(29 + s), 2^s no less than u = columns / 8, and M = ceil(N / u): M / N is above 1 / u by less than
-        1 / N, so for c below 2^29 c * M / N is above c / u by less than 2^-s, which is at most 1 / u. So no whole
-        number lies between them.
+        Let N = 2^(29 + s), with 2^s no less than u = columns / 8, and M = ceil(N / u). M / N is above 1 / u by less
+        than 1 / N. So for c below 2^29, c * M / N is above c / u by less than 2^-s, which is at most 1 / u: no whole
+        number is between them.
         """
         units = self.columns // MID_MULTIPLE
         shift = 29 + (units - 1).bit_length()
         return ceil_div(1 << shift, units), shift
 
     def of(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """The left and the right parts of D's heads: `[m, number of heads, columns]`."""
+        """Return views of the left and the right parts of D's heads: `[m, number of heads, columns]`."""
         of_heads = d.view(d.shape[0], d.shape[1] // self.columns_of_d, self.columns_of_d)
         return of_heads[..., : self.left], of_heads[..., self.left + self.mid :]
 
 
 class Asked(NamedTuple):
-    """D = C + A @ B.T: one product, or several of a kind, as the work says.
+    """D = C + A @ B.T: one product, or several of the same kind, as `work` says.
 
-    A is `[m, k]`, B `[n, k]`, D `[m, n]`. Heads, groups and products that are added up have a dimension more, in front:
-    B for each group of rows, A and D too if groups have planes. Groups along k share one A, `[m, sum of ks]`, and one
-    B; in FP8 their values lie one group behind another, in one dimension.
+    A is `[m, k]`, B `[n, k]`, D `[m, n]`. For heads, groups and summed products, tensors have one more dimension, in
+    front: B for groups of rows, and A and D too if each group has its own plane. Groups along k share one A, `[m, sum
+    of ks]`, and one B; in FP8 the values of one group follow another's, in one dimension.
     """
 
     a: Tensor
     sfa: Any
-    """Scales of A, a tensor; None in BF16, where depths that the GPU alone has may take the place."""
+    """Scales of A, a tensor; None in BF16, but for groups along k it may hold depths that only the GPU knows."""
     b: Tensor
     sfb: Any
     """Scales of B; None in BF16."""
     d: Tensor
-    """The output. For rows that go to addresses, int64 `[m]`: where each goes, or 0."""
+    """The output. For rows stored at addresses, int64 `[m]`: the address of each row, or 0."""
     c: Any = None
-    """C, a tensor or None. For groups of rows the layout, in its place among the operands: ids, ends or counts."""
+    """C, a tensor or None. For groups of rows it holds the layout instead: ids, ends or counts."""
     work: Work = DENSE
     of_b: Scales | None = PER_BLOCK
-    """How B is scaled; with MX if it is FP4. Scales' tensors say their type: see core/check/ue8m0.py."""
+    """Rows and columns under a scale of B; MX if B is FP4. core/check/ue8m0.py says which types scales have."""
     of_a: Scales | None = PER_ROW
     epilogue: Epilogue = TO_D
     expected_m: float = 0.0
-    """Rows of a group, about."""
+    """About how many rows a group has."""
     alignment: int = 1
-    """Alignment, in rows, of group starts (for ends) and of zero padding."""
+    """Alignment, in rows, of group starts (given by ends) and of zero padding."""
     zero_padding: bool = False
-    """Zeros are written to rows without a group that share an aligned block with one that has a group."""
+    """True if zeros are written to rows without a group that share an aligned block with a row of a group."""
     ks: tuple[int, ...] | None = None
     """The groups' k, if the caller has them on the host; else `ks_tensor` holds them."""
     ks_tensor: Tensor | None = None
     layout: Tensor | None = None
-    """For groups along k, the tensor that the caller gave: `ks_tensor`, or the ends that it was made of."""
+    """For groups along k, the tensor that the caller passed: `ks_tensor`, or the ends from which it was computed."""
     bias: Tensor | None = None
     """FP32 `[groups, n]`, contiguous: a C for grouped rows."""
     heads: Any = None
-    """`HeadParts`, or None: columns of D's heads, if some of them are not written."""
+    """The `HeadParts` of D, if D has columns that are not written, else None."""
     row_weights: Tensor | None = None
-    """FP32 `[m]`: factors of whole rows that are activated."""
+    """FP32 `[m]`: a factor for each row, which multiplies its activation."""
     scales: Any = None
-    """Scales of a D that is cast: one for each row and 64 columns, or 128 if gates lie apart, m-major."""
+    """Scales of a D that is cast, m-major: one for each row and 64 columns, or 128 if gate is apart from up."""
     limit: float | None = None
-    """In an activation, gate counts as at most this, up as within +-this."""
+    """An activation limits gate to at most this number, and up to +- this number."""
 
 
 class Problem(Asked):
-    """A checked call of a product, and its sizes, each found once."""
+    """A checked call of a product; each of its sizes is computed once."""
 
     @cached_property
     def m(self) -> int:
-        """Rows of A, or of each A."""
+        """Rows of A, or of each plane of A."""
         return self.a.shape[-2] if self.a.dim() > 1 else self.d.shape[-2]
 
     @cached_property
@@ -121,29 +121,29 @@ class Problem(Asked):
 
     @cached_property
     def k(self) -> int:
-        """Depth; for groups along k the average group's."""
+        """Depth; for groups along k, the average depth of a group."""
         if self.a.dim() == 1:
             return self.a.numel() // max(self.m, 1) // max(self.groups, 1)
         return self.a.shape[-1]
 
     @cached_property
     def groups(self) -> int:
-        """Heads, groups, or products that are added up."""
+        """The number of heads, groups, or summed products."""
         return self.b.shape[0] if self.b.dim() > 2 else self.d.shape[0] if self.work.may_be_empty else 1
 
     @property
     def planes(self) -> int:
-        """Matrices of rows."""
+        """The number of matrices of rows."""
         return self.groups if self.work.has_planes else 1
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Sizes, as the choice of a configuration takes them."""
+        """Sizes, in the form that the choice of a configuration needs."""
         return Sizes(self.expected_m if self.work.groups_rows else self.m, self.n, self.k, self.groups)
 
     @cached_property
     def output(self) -> Output:
-        """All that decides the kernel's code besides its tile."""
+        """Everything besides the tile that decides the kernel's code."""
         c = self.bias if self.work.groups_rows else self.c
         return output_into(self.d, c, (values_of(self.b), self.of_a, self.of_b), self.work, self.epilogue)
 
@@ -155,7 +155,7 @@ class Problem(Asked):
 
 
 def padding_rows(ids: Tensor, alignment: int) -> Tensor:
-    """Rows without a group that share an aligned block of rows with one that has a group."""
+    """Mark rows without a group that share an aligned block of rows with a row of a group."""
     valid = ids >= 0
     blocks = torch.zeros(align(len(ids), alignment), dtype=torch.bool, device=ids.device)
     blocks[: len(ids)] = valid
@@ -164,7 +164,7 @@ def padding_rows(ids: Tensor, alignment: int) -> Tensor:
 
 
 def write_without_depth(p: Problem) -> None:
-    """Write a product of depth 0: C, or zeros; nothing where calls only compile. The host reads nothing."""
+    """Write a product of depth 0: C, or zeros; nothing in a mode that only compiles. The host reads nothing."""
     if get_compile_mode():
         return
     if p.work.groups_rows:

@@ -1,4 +1,4 @@
-"""Public products: how a call is checked, and which code computes it. Calls go by records, as all do (core/call.py)."""
+"""Public products: how calls are checked, and what computes them. Like all calls, they use records: core/call.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .problem import Problem
 from .reference import compute
 
 FREE: Sequence[Free] = (FREE_ROWS, ((0,), (1,)), FIXED, FIXED, *[FREE_ROWS] * 3)
-"""Rows of A, of its scales, which lie m-major so that their pitch follows from m, and of C, a layout and D."""
+"""Sizes that may differ: rows of A; of its scales (m-major, so their pitch follows from m); of C, a layout and D."""
 
 
 def by_operator(
@@ -35,7 +35,7 @@ def by_operator(
     ks: Sequence[int] | None = None,
     **more: Any,
 ) -> Tensor | None:
-    """Compute a product by its operator, which gives D, or by the overload that writes a caller's D.
+    """Compute a product by its operator, which makes D, or by its overload `into`, which writes the caller's D.
 
     `more`: further arguments of the operator.
     """
@@ -48,7 +48,7 @@ def by_operator(
         given["recipe"] = whole_recipe(given.pop("recipes"))
     if d is None:
         return operator.default(**given)  # type: ignore[no-any-return]
-    if "c" in given:  # a tensor that an operator writes is given once
+    if "c" in given:  # an operator accepts a tensor that it writes only once
         given["adds_to_d"], given["c"] = c is d, None if c is d else c
     operator.into(d=checks.tensor("d", d), **given)
     return None
@@ -56,10 +56,10 @@ def by_operator(
 
 @dataclass(eq=False)
 class Product:
-    """A public product: how a call is checked, and which code computes it. Without scales, A and B are tensors.
+    """A public product: how a call is checked, and which code computes it. Without scales, A and B are plain tensors.
 
-    `run` and the product's operator take `(a, b, d, c, said, layout, ks)`. Checks and operators take the arguments
-    behind D by the names in `inputs` and `options`.
+    `run` and the product's operator are called with `(a, b, d, c, said, layout, ks)`. Checks and operators get the
+    arguments after D under the names in `inputs` and `options`.
     """
 
     operator: str
@@ -69,7 +69,7 @@ class Product:
     options: Sequence[str] = ()
     """Names of the options in `said`, in order. Operators have one `recipe` for a caller's `recipes`."""
     inputs: Sequence[str] = ("c",)
-    """C, or the layout in its place; beside C a tensor that says where groups are, and depths from the host."""
+    """Names of C (or the layout in its place), of a tensor beside C that locates groups, and of the host's depths."""
     as_operator: Callable[..., Tensor | None] = by_operator
     """`(product, a, b, d, c, said, layout, ks) -> D or None`: passes a call to the operator."""
     on_gpu: Callable[[Any], None] = launch
@@ -78,30 +78,30 @@ class Product:
     """Computes a problem of CPU tensors."""
     has_scales: bool = True
     has_gradients: bool = False
-    """The operator that makes its D has a gradient."""
+    """True if the operator that makes D has a gradient."""
     free: Sequence[Free] = ()
     """For each tensor (A, its scales, B, its scales, others), the parts that may differ between calls of one record."""
     wants_checks: Callable[[Sequence[Tensor]], bool] = lambda tensors: cuts_gradient(tensors[:4], tensors[4:])
-    """Tells whether a call must be checked although a call like it was: its FP8 values or scales may be computed from a
-    tensor that requires a gradient, which the checks refuse."""
+    """Tells whether a call must be checked again although a call like it passed: its FP8 values or scales may be
+    computed from a tensor that requires a gradient, which the checks refuse."""
     output_of: Callable[[Any], Tensor] = lambda problem: problem.d
-    """Gives the D of a problem in the caller's form."""
+    """Returns the D of a problem in the caller's form."""
 
     def inputs_of(
         self, c: Tensor | None, said: Key = (), layout: Tensor | None = None, ks: Sequence[int] | None = None
     ) -> dict[str, Any]:
-        """Name the arguments of a call behind D."""
+        """Name the arguments of a call that follow D."""
         return dict(zip(self.inputs, (c, layout, ks), strict=False)) | dict(zip(self.options, said, strict=False))
 
     def compute(self, problem: Problem) -> None:
-        """Compute a problem where its tensors are."""
+        """Compute a problem on the device of its tensors."""
         if problem.d.is_cuda:
             self.on_gpu(problem)
         elif get_compile_mode() == 0:
             self.reference(problem)
 
     def __post_init__(self) -> None:
-        """Make the functions for calls with a D and for calls without: now, as Dynamo cannot trace this."""
+        """Make the functions for calls with a D and without: now, because Dynamo cannot trace this."""
         self.into = self._function(outputs=1)
         self.made = self._function(has_gradient=lambda a, b, *_: self.has_gradients and requires_gradient((a, b)))
 
@@ -142,7 +142,7 @@ def run(
 ) -> Tensor | None:
     """Compute a product; return D if the call makes it.
 
-    `said` has the caller's options; products of groups have `layout` and `ks`.
+    `said` holds the caller's options; products of groups have `layout` and `ks`.
     """
     absent = (c is None) | (c is d) << 1 | (layout is None) << 2 | (ks is None) << 3
     function = product.made if d is None else product.into

@@ -1,24 +1,24 @@
-"""The CPU backend, and the definition of the arithmetic: what every kernel is compared with.
+"""The CPU backend, which defines the arithmetic: every kernel is compared with it.
 
-For each block of k in order, 128 deep, or less if a scale of one side is for fewer columns:
+For each block of k in order (128 deep, or less if a scale of A or B covers fewer columns):
 
     partial = round_fp32(sum of the block's exact products of E4M3 values)
     acc     = fma(partial, round_fp32(sfa * sfb), acc)                      in FP32, one rounding
 
-An FP4 weight has a scale 2^s for each 32 columns. A block's partial is then summed up group by group, in order:
+An FP4 weight has a scale 2^s for each 32 columns. Then a block's partial is the sum of its groups, in order:
 
     partial = fma(round_fp32(sum of the group's exact products), 2^s, partial);   acc = fma(partial, sfa, acc)
 
-If no scale changes along k, no scale is multiplied with a block, and the sum is scaled at last:
+If no scale changes along k, blocks are added unscaled, and the sum is scaled at the end:
 
     acc = round_fp32(acc + partial);                            D's sum = round_fp32(acc * round_fp32(sfa * sfb))
 
 and at the end D = round_d(acc), or round_d(round_fp32(acc + C)). A tensor core sums a block with fewer bits than the
 exact sum here; everything after the partial sums is the same on every machine, to the bit.
 
-FP64 makes that exact with ordinary torch operations. Products of two E4M3 values are multiples of 2^-18 below 2^18, so
-128 of them add up within 43 bits, exactly and in any order. A product of two FP32 numbers fits 48 bits, so only
-the sum in the fma rounds; `fma_fp32` says how rounding twice is kept from showing.
+FP64 computes all this exactly with ordinary torch operations. Products of two E4M3 values are multiples of 2^-18 below
+2^18, so 128 of them add up within 43 bits, exactly and in any order. A product of two FP32 numbers fits 48 bits, so
+only the sum in the fma rounds; `fma_fp32` explains how it avoids rounding twice.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from .kinds.output import values_of
 from .packed import as_e4m3
 from .problem import Problem, padding_rows
 
-# One tile of FP64 partial sums stays in a core's cache.
+# A tile of FP64 partial sums stays in a core's cache.
 TILE_M, TILE_N = 256, 1024
 FP32_MIN_NORMAL = 2.0**-126
 ELEMENTS_AT_A_TIME = 1 << 24
-"""Elements of rows, multiplied by vectors, that are in memory as FP64 at a time."""
+"""The most elements of rows that are in memory as FP64 at a time, to be multiplied by vectors."""
 
 
 @torch.no_grad()
 def compute(p: Problem) -> None:
-    """Write D.
+    """Compute D.
 
-    The sizes of stacked groups and of groups along k decide shapes here, so the host waits for them if a GPU has them.
+    Tensor shapes here depend on the sizes of groups, so the host waits for these sizes if a GPU has them.
     """
     if p.work.groups_rows:
         (_counted_rows if p.work.has_planes else _stacked_rows)(p)
@@ -69,10 +69,10 @@ def compute(p: Problem) -> None:
 
 
 def product(p: Problem, a: Tensor, sfa: Any, b: Tensor, sfb: Any) -> Tensor:
-    """Compute the FP32 `[m, n]` of one A `[m, k]` and one B `[n, k]` of a problem.
+    """Compute the FP32 product `[m, n]` of one A `[m, k]` and one B `[n, k]` of a problem.
 
     Sums of BF16 have no defined order: torch's order may change with m. In the batch invariant mode each row is
-    multiplied alone, from memory of its own, so that all rows have one order; this takes long.
+    multiplied alone, from its own memory, so that all rows are summed in one order; this is slow.
     """
     if p.of_a is None or p.of_b is None:
         if not get_batch_invariant() or p.work.may_be_empty or not len(a):
@@ -91,7 +91,7 @@ def _of(x: Tensor | None, plane: Any) -> Any:
 
 
 def _stacked_rows(p: Problem) -> None:
-    """Write the rows of each group, and zeros into the padding that shares a block with them."""
+    """Compute the rows of each group, and write zeros to padding that shares a block with them."""
     ids = p.ids
     for group in range(p.groups):
         rows = (ids == group).nonzero().flatten()
@@ -105,10 +105,10 @@ def _stacked_rows(p: Problem) -> None:
 
 
 def _counted_rows(p: Problem) -> None:
-    """Write the first rows of each group.
+    """Compute the first rows of each group.
 
-    The host never reads counts on a GPU, because a CUDA graph must be able to capture the call: all rows are computed
-    there, and D keeps its rows from a group's count on. On the CPU only the needed rows are computed.
+    The host never reads counts from a GPU, because a CUDA graph must be able to capture the call. So a GPU computes all
+    rows, and D keeps its old rows from a group's count on. The CPU computes only the counted rows.
     """
     counts = p.c.tolist() if p.c.is_cpu else [p.m] * p.groups
     for group, rows in enumerate(counts):
@@ -132,15 +132,15 @@ def _depths(p: Problem) -> None:
 
 
 def depth_of(x: Tensor, rows: int, first: int, k: int) -> Tensor:
-    """Give a group's part of an operand. An operand of one dimension holds the values of one group after the other."""
+    """Return a group's part of an operand. In a one-dimensional operand, the groups' values follow one another."""
     return x[:, first : first + k] if x.dim() > 1 else x[rows * first : rows * (first + k)].view(rows, k)
 
 
 @torch.no_grad()
 def gate_and_up(p: Problem) -> Tensor:
-    """Give the FP32 products `[m, n]` that are activated: of each row, gate and then up; zeros of rows without a group.
+    """Compute the FP32 products `[m, n]` before activation: gate and then up of each row; rows without a group are 0.
 
-    The sizes of the groups decide shapes here, so the host waits for ends on a GPU.
+    Tensor shapes here depend on the sizes of groups, so the host waits for ends on a GPU.
     """
     made = torch.zeros(len(p.a), p.b.shape[1], dtype=torch.float32, device=p.a.device)
     ids = p.ids
@@ -157,9 +157,9 @@ def gate_and_up(p: Problem) -> Tensor:
 def block_scaled_product(
     a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scales = PER_BLOCK, of_a: Scales = PER_ROW
 ) -> Tensor:
-    """FP32 `[m, n]` of A `[m, k]` and B `[n, k]`, accumulated as this module's head defines.
+    """FP32 product `[m, n]` of A `[m, k]` and B `[n, k]`, accumulated as this module's docstring defines.
 
-    A block of k that is summed from zero is as deep as a scale of A and one of B reach.
+    A block of k, which is summed from zero, is as deep as the narrower of a scale of A and a scale of B.
     """
     m, k, n = *a.shape, b.shape[0]
     sfa = numbers_of(sfa, ceil_div(k, of_a.columns))
@@ -187,7 +187,7 @@ def block_scaled_product(
 
 
 def _packed_product(a: Tensor, sfa: Tensor, b: Tensor, words: Tensor) -> Tensor:
-    """FP32 `[m, n]` of A `[m, k]` and an FP4 weight: values `[n, k / 2]`, words of scales `[n, ceil(k / 128)]`."""
+    """FP32 product `[m, n]` of A `[m, k]` and an FP4 weight: values `[n, k / 2]`, scale words `[n, ceil(k / 128)]`."""
     k = a.shape[1]
     values, scales = as_e4m3(b).double(), numbers_of(words, k // MX.columns).double()
     acc = torch.zeros(len(a), len(b), dtype=torch.float64, device=a.device)
@@ -205,13 +205,13 @@ def fma_fp32(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Compute x * y + z with one rounding to FP32, as FP64 numbers; x and y are FP32, z FP32 values in FP64.
 
     x * y is exact in FP64, so the sum is rounded once to FP64 and once to FP32. The second rounding can go wrong only
-    if the first landed exactly between two FP32 numbers. Such a sum is first moved towards the part that was lost.
+    if the first one ended exactly halfway between two FP32 numbers. Such a sum is first moved towards the lost part.
     """
     x, y = x.double(), y.double()
     total = torch.addcmul(z, x, y)
-    # Halfway between two normal numbers the 29 bits that FP32 lacks are 100...0. All subnormal sums are suspects.
+    # Halfway between two normal numbers, the 29 bits that FP32 lacks are 100...0. All subnormal sums are suspects.
     suspect = ((total.view(torch.int64) & 0x1FFF_FFFF) == 0x1000_0000).logical_or_(total.abs() < FP32_MIN_NORMAL)
-    # On a GPU all sums are moved and the suspects are kept: picking them would make the host wait for their number.
+    # On a GPU all sums are moved, and only suspects use the result: to pick suspects, the host would wait for a count.
     at = suspect.nonzero(as_tuple=True) if suspect.is_cpu else (...,)
     moved = _towards_exact(total[at], x[at] * y.expand_as(x)[at], z[at])
     total[at] = torch.where(suspect[at], moved, total[at])
@@ -219,7 +219,7 @@ def fma_fp32(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 
 
 def _towards_exact(total: Tensor, product: Tensor, z: Tensor) -> Tensor:
-    """Move sums that lie halfway between two FP32 numbers to the side of the exact product + z."""
+    """Move sums that are halfway between two FP32 numbers towards the exact product + z."""
     virtual_z = total - product
     lost = (product - (total - virtual_z)) + (z - virtual_z)  # exact: Knuth's two-sum
     units = total * 2.0**149  # in units of the smallest subnormal number

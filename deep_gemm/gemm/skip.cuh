@@ -1,11 +1,11 @@
-// A tile without work for a warpgroup.
+// Skips a tile in which a warpgroup has no work.
 #pragma once
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include CONVERT
 #include WORK
 
-// Gives a tile's slots back, as this warp needs nothing in them.
+// Releases a tile's slots without reading them.
 DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPosition& at, Passes& passes) {
   do {
     for (uint32_t k_block = 0; k_block < k_blocks_of(p, tile).end; ++k_block, at = at.next()) {

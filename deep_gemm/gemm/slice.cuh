@@ -1,5 +1,5 @@
-// The loop over k-blocks, by one math warpgroup, of operands without scales: the tensor cores add up a slice of k in one set
-// of accumulators, from zero. One k-block is multiplied while the next is issued, and its slot is given back behind that.
+// The loop of one math warpgroup over k-blocks of operands without scales: the tensor cores add up a slice of k in one
+// set of accumulators, from zero. A k-block is multiplied while the next is issued; its slot is released after that.
 #pragma once
 #include "config.cuh"
 #include "ptx/warp.cuh"
@@ -9,7 +9,7 @@
 #include "tile.cuh"
 #include WORK
 
-// 64 rows of an operand, in either major.
+// Bytes of 64 rows of an operand in a slot, with either major.
 constexpr uint32_t kBytesOf64Rows = 64 * kLineBytes;
 
 template <bool kIsMnMajor>
@@ -18,7 +18,7 @@ DEVICE uint32_t descriptor_low(uint32_t address) {
 }
 
 // One math warpgroup's operands in the ring's first slot: descriptors (their low words) of its first rows of A and of
-// all of B. The loop adds multiples of a slot.
+// all of B. The loop adds multiples of a slot's size.
 struct Operands {
   uint32_t a, b;
 
@@ -27,11 +27,11 @@ struct Operands {
         b(descriptor_low<kBIsMnMajor>(ptx::smem_address(first_b))) {}
 };
 
-// There are no scales to be asked for.
+// Without scales, there is nothing to load before a tile.
 struct FirstScales {};
 DEVICE void begin_scales(const Params&, const Tile&, FirstScales&) {}
 
-// Multiplies the next `count` k-blocks as they arrive. Sums of none are left as they are.
+// Multiplies the next `count` k-blocks as they arrive. If `count` is 0, the sums stay unchanged.
 template <uint32_t kUnits>
 DEVICE void multiply_slice(Ring& ring, const Operands& operands, uint32_t count, RingPosition& at,
                            float (&sum)[kUnits][kUnitN / 2]) {
@@ -59,6 +59,6 @@ DEVICE void multiply_slice(Ring& ring, const Operands& operands, uint32_t count,
   }
   ptx::wgmma_wait_group<0>();
 #pragma unroll
-  for (auto& unit : sum) ptx::fence_registers(unit);  // or what reads them might be moved ahead of the wait
+  for (auto& unit : sum) ptx::fence_registers(unit);  // otherwise the compiler might read these before the wait
   if (count != 0) release(ring, last, ptx::lane_index());
 }

@@ -3,9 +3,9 @@
 //   log(sum(exp)) of each 128 columns -> sums;  the logit of the row's token -> chosen, if the piece has it
 //   (onehot - exp(logit - lse)) * factor, in BF16 -> the beginning of the row's own memory
 //
-// A warp loads 4 blocks of 128 columns at a time. A block is 8 lanes', 4 columns beside each other in each of 4 loads, and
-// they add in one order. Forward a CTA has kChunk columns of a row. Backward it has all columns, one chunk after another: the
-// gradient of a chunk lies upon logits of this chunk and earlier ones.
+// A warp loads 4 blocks of 128 columns at a time. 8 lanes share a block: a lane loads 4 neighbouring columns in each of
+// 4 loads, and the lanes add in a fixed order. Forward, a CTA has kChunk columns of a row. Backward, it has all
+// columns, one chunk after another: the gradient of a chunk overwrites logits of this chunk and of earlier ones.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -14,29 +14,29 @@
 
 struct SoftmaxParams {
   float* logits;
-  const int32_t* tokens;  // of each row, columns of the vocabulary
-  const float* lse;       // of each row, backward alone, and so are its factors
+  const int32_t* tokens;  // of each row, a column of the vocabulary
+  const float* lse;       // of each row; `lse` and `factors` are used backward only
   const float* factors;
-  float* sums;  // [rows, ceil(columns / 128)] at this pitch, forward alone, and so is `chosen`, [rows]
+  float* sums;  // [rows, ceil(columns / 128)] at this pitch; `sums` and `chosen`, [rows], are used forward only
   float* chosen;
   uint32_t sums_pitch, columns;
   uint32_t first;  // the piece's first column in the vocabulary
   float scale;
 };
-#include "softmax_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "softmax_params_layout.cuh"  // asserts that the layout of SoftmaxParams is what core/params.py packs
 
-constexpr uint32_t kHeld = 16;  // logits of a lane
+constexpr uint32_t kHeld = 16;  // logits that a lane holds
 constexpr uint32_t kLanes = kBlock / kHeld;
 constexpr uint32_t kChunk = kNumThreads * kHeld;
 constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f, kLeast = -3.402823466e38f;
-constexpr uint32_t kMinusInfinity = 0xff800000;  // of FP32
+constexpr uint32_t kMinusInfinity = 0xff800000;  // in FP32
 
 DEVICE float exp_of(float x) { return ptx::ex2_approx(ptx::mul_rn(x, kLog2OfE)); }
 
-// The column of a lane's logit beside its first.
+// The column of a lane's i-th logit, counted from its first.
 DEVICE uint32_t column_of(uint32_t i) { return i / 4 * (4 * kLanes) + i % 4; }
 
-// log(sum(exp)) of a block, in each of its lanes: -inf if all of its logits are. What is subtracted is finite then.
+// Computes log(sum(exp)) of a block in each of its lanes: -inf if all its logits are, as even then `most` is finite.
 DEVICE float sum_of_block(const float (&x)[kHeld]) {
   float most = kLeast;
 #pragma unroll
@@ -54,7 +54,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
   const uint32_t thread = ptx::thread_index(), lane = thread % kLanes;
   const uint32_t end = kIsBackward ? chunks : ptx::block_index() % chunks + 1;
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may start, and run up to its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start, and runs up to its own wait
 
   float* logits = p.logits + static_cast<uint64_t>(row) * p.columns;
   const uint32_t token = ptx::ld_global_b32(p.tokens + row) - p.first;  // less than p.columns if the piece has it
@@ -66,7 +66,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
     float x[kHeld];
 #pragma unroll
     for (uint32_t i = 0; i < kHeld; i += 4) {
-      const float nothing = ptx::float_of(kMinusInfinity);  // whatever the scale is
+      const float nothing = ptx::float_of(kMinusInfinity);  // -inf for any scale
       ptx::Float4 four = {nothing, nothing, nothing, nothing};
       if (first + column_of(i) < p.columns) four = ptx::ld_global_v4_f32(logits + first + column_of(i));
       x[i] = ptx::mul_rn(four.x, p.scale);
@@ -78,7 +78,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
 #pragma unroll
       for (uint32_t i = 0; i < kHeld; ++i)
         x[i] = ptx::mul_rn((first + column_of(i) == token ? 1.f : 0.f) - exp_of(x[i] - lse), factor);
-      ptx::syncthreads();  // all have loaded
+      ptx::syncthreads();  // all threads have loaded their logits
 #pragma unroll
       for (uint32_t i = 0; i < kHeld; i += 4)
         if (first + column_of(i) < p.columns)

@@ -10,12 +10,12 @@ from ..core.check.layout import ceil_div
 from ..core.kernel import Config, Kernel
 
 BLOCK, CHUNK = 128, 2048
-"""Columns of a block, which are added first, and of a chunk, which a CTA loads at a time: 16 for each thread."""
+"""Columns of a block, which is summed first, and of a chunk, which a CTA loads at a time: 16 for each thread."""
 
 
 @dataclass(frozen=True)
 class SoftmaxConfig(Config):
-    """One of both directions."""
+    """The configuration for one direction, forward or backward."""
 
     is_backward: bool
     num_threads: int = CHUNK // 16
@@ -25,7 +25,7 @@ class SoftmaxConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people."""
+        """Short name for people."""
         return "backward" if self.is_backward else "forward"
 
 
@@ -34,7 +34,7 @@ KERNEL: Kernel[SoftmaxConfig] = Kernel("softmax_piece", "SoftmaxParams", lambda:
 
 
 def run(config: SoftmaxConfig, logits: Tensor, scale: float, first: int, **pointers: Tensor | None) -> None:
-    """Read logits, a multiple of 4 columns, on their GPU. `pointers`: other tensors of the direction, by member."""
+    """Process logits, a multiple of 4 columns, on their GPU. `pointers`: the direction's other tensors, by member."""
     rows, columns = logits.shape
     tensors = dict.fromkeys(("tokens", "lse", "factors", "sums", "chosen")) | pointers | {"logits": logits}
     pitch = 0 if tensors["sums"] is None else tensors["sums"].stride(0)

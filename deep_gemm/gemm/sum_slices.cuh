@@ -1,7 +1,7 @@
-// Adds up the slices of a sum over products, in order: D = C + the sum over s of slices[s], where C is D or nothing.
+// Adds up the slices of a sum over products, in order: D = C + the sum over s of slices[s], where C is D or zero.
 //
-// A CTA has 128 columns of a row, 4 for each lane. Each warp adds up a part of the slices, kAtOnce of them under way at
-// a time; the first warp adds up the warps' sums. So a sum's bits follow from the number of slices alone.
+// A CTA has 128 columns of a row, 4 for each lane. Each warp adds up a part of the slices, and loads kAtOnce of them at
+// a time; the first warp adds up the warps' sums. So the bits of a sum depend only on the number of slices.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -9,16 +9,16 @@
 #include "types.cuh"
 
 struct SlicesParams {
-  const float* slices;  // [count, m, n], rows one behind another
+  const float* slices;  // [count, m, n], contiguous
   uint8_t* d;           // [m, n]
   uint64_t d_pitch;     // in elements
   uint32_t count, m, n;
 };
-#include "slices_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "slices_params_layout.cuh"  // asserts that the layout of SlicesParams is what core/params.py packs
 
 constexpr uint32_t kWarps = kNumThreads / 32;
 constexpr uint32_t kColumns = 4;  // of a thread
-constexpr uint32_t kAtOnce = 9;   // slices under way at a time
+constexpr uint32_t kAtOnce = 9;   // slices that a warp loads at a time
 
 struct SharedStorage {
   alignas(16) float sums[kWarps][32][kColumns];
@@ -39,7 +39,7 @@ KERNEL(kNumThreads, 4) sum_slices(GRID_CONSTANT SlicesParams p) {
   const uint32_t column = (ptx::block_index() % per_row * 32 + lane) * kColumns;
   const bool is_any = column < p.n;
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may run up to its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start, and runs up to its own wait
 
   float sum[kColumns] = {};
   if (is_any) {

@@ -1,6 +1,6 @@
-"""Sums over BF16 products on a GPU: slices of their common depth, each in a plane of a workspace, then their sum.
+"""Sums of BF16 products on a GPU: slices of their common depth, each written to a plane of a workspace, then added.
 
-The kernel of gemm/sum_slices.cuh, which adds slices up, is launched behind the kernel that gives them.
+The kernel of gemm/sum_slices.cuh, which adds the slices, is launched after the kernel that writes them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .launch import majors_of, start
 from .problem import Problem, write_without_depth
 
 COLUMNS = 128
-"""Columns of a CTA."""
+"""Columns of D that a CTA adds up."""
 
 
 @dataclass(frozen=True)
 class SlicesConfig(Config):
-    """One configuration."""
+    """One configuration of `sum_slices`."""
 
     output_is_fp32: bool
     adds_to_d: bool = False
@@ -54,16 +54,16 @@ class SlicesConfig(Config):
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """Yield (holds, rule) pairs; the kernel can be built if all hold."""
-        yield self.output_is_fp32 or not self.adds_to_d, "FP32 where it adds to D"
+        yield self.output_is_fp32 or not self.adds_to_d, "an FP32 D if it adds to D"
 
 
 def grid(m: int, n: int) -> int:
-    """Count CTAs: for each row enough for its columns."""
+    """Count the CTAs: each row has one for every `COLUMNS` columns."""
     return m * ceil_div(n, COLUMNS)
 
 
 def values_of(slices: Tensor, d: Tensor) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the kernel's parameters by member."""
     count, m, n = slices.shape
     return {"slices": slices, "d": d, "d_pitch": d.stride(0), "count": count, "m": m, "n": n}
 
@@ -77,7 +77,7 @@ SLICES = "slices of a sum over products"
 
 
 def run(p: Problem) -> None:
-    """Compute on the GPU that the tensors are on."""
+    """Compute on the GPU of the tensors."""
     if 0 in p.d.shape:
         return
     if p.a.numel() == 0:
@@ -85,7 +85,7 @@ def run(p: Problem) -> None:
         return
     products, m, k = p.a.shape
     n = p.d.shape[1]
-    if 0 in (p.a.stride(0), p.b.stride(0)):  # one matrix for all products: a driver may refuse a stride of 0
+    if 0 in (p.a.stride(0), p.b.stride(0)):  # all products share one matrix: a driver may refuse a stride of 0
         p = p._replace(a=apart(p.a), b=apart(p.b))
     config, slices = select_bf16_sum(m, n, products * (k // BLOCK_K), majors_of(p))
     if settings().print_configs:
@@ -95,7 +95,7 @@ def run(p: Problem) -> None:
 
 
 def apart(x: Tensor) -> Tensor:
-    """Copy an operand if all of its products share one matrix."""
+    """Copy an operand if all its products share one matrix, so that each has its own."""
     return x if x.stride(0) else copied("products that share one matrix", x)
 
 

@@ -1,1 +1,1 @@
-"""Hyper-connections: the product ahead of their norm."""
+"""Hyper-connections: the product before their norm."""

@@ -1,6 +1,6 @@
-"""Hyper-connections: the product with a few columns, and the sums of squares, ahead of their norm.
+"""Hyper-connections: the product with a few columns, and the sums of squares, which their norm needs.
 
-On a GPU choose.py runs it. On the CPU `hc_prenorm` does, the definition of the arithmetic.
+On a GPU choose.py computes them. On the CPU `hc_prenorm` does, which defines the arithmetic.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def tf32_hc_prenorm_gemm(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_s
     - `a`: BF16 `[m, k]`, k a multiple of 64; `b`: FP32 `[n, k]`, n 8, 16, 24 or 32. Rows are contiguous and begin at
       multiples of 16 bytes.
     - `d`: FP32 `[m, n]`; `sqr_sum`: FP32 `[m]`, contiguous. Both are written.
-    - `num_splits`: the outputs are partial sums, `d` `[num_splits, m, n]` and `sqr_sum` `[num_splits, m]`, which the
-      caller adds up. Blocks of 64 along k are dealt evenly, the earlier splits being longer by a block if they do not
-      come out even. A split without a block is zeros.
+    - `num_splits`: if given, the outputs are partial sums, `d` `[num_splits, m, n]` and `sqr_sum` `[num_splits, m]`,
+      which the caller adds up. Blocks of 64 along k are divided evenly; if a rest remains, the first splits have one
+      block more. A split without a block is zeros.
 
     Values of B are rounded to TF32, 10 bits of mantissa, to nearest even; products are exact, sums in FP32. (The CPU
-    sums in FP64 and rounds once.) Sums have one order, so the bits are the same each time. On a GPU it is one launch.
+    sums in FP64 and rounds once.) Sums have a fixed order, so the bits are the same each time. A GPU needs one launch.
 
     >>> d, sqr_sum = torch.empty(2, 8), torch.empty(2)
     >>> tf32_hc_prenorm_gemm(torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(8, 64), d, sqr_sum)
@@ -43,7 +43,7 @@ def tf32_hc_prenorm_gemm(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_s
 
 @torch.no_grad()
 def compute(p: HcProblem) -> None:
-    """Compute a problem where its operands are."""
+    """Compute a problem on the device of its operands."""
     if p.d.numel() == 0:
         return
     if p.a.is_cuda:
@@ -67,7 +67,7 @@ def hc_prenorm(p: HcProblem) -> None:
 
 
 def to_tf32(x: Tensor) -> Tensor:
-    """Round FP32 numbers to TF32, to nearest even. Infinities and NaN stay.
+    """Round FP32 numbers to TF32, to nearest even. Infinities and NaN stay unchanged.
 
     >>> to_tf32(torch.tensor([1 + 2**-11, 1 + 3 * 2**-11])).tolist()
     [1.0, 1.001953125]

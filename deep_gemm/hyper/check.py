@@ -1,4 +1,4 @@
-"""Requests for the product that hyper-connections make ahead of their norm."""
+"""Checks of calls of the product that hyper-connections compute before their norm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBER_LIMIT = 1 << 31
 
 
 class HcProblem(NamedTuple):
-    """Checked arguments. Without splits there is one."""
+    """Checked arguments. Without `num_splits` there is one split."""
 
     a: Tensor
     b: Tensor
@@ -37,7 +37,7 @@ class HcProblem(NamedTuple):
 
 
 def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int | None = None) -> HcProblem:
-    """Check the arguments."""
+    """Check the arguments of `tf32_hc_prenorm_gemm`, and return them with a first dimension of splits."""
     sizes: checks.Sizes = {}
     given = {"a": a, "b": b, "d": d, "sqr_sum": sqr_sum}
     for name, x in given.items():
@@ -56,7 +56,7 @@ def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int
     if sizes["n"] not in COLUMNS:
         raise ValueError(f"n: expected 8, 16, 24 or 32, got {sizes['n']}")
     checks.multiple("k", sizes["k"], BLOCK_K)
-    # Not while torch traces: the check would become a guard on the number of rows.
+    # Skipped while torch traces: the check would become a guard on the number of rows.
     if has_memory(a) and sizes["m"] * sizes.get("num_splits", 1) >= NUMBER_LIMIT:
         raise ValueError(f"m: expected rows of all splits below 2^31, got {sizes['m']}")
     checks.rows("a", a, "k")

@@ -1,4 +1,4 @@
-"""Choose the kernel that multiplies rows with few columns, and its configuration: for few rows, or with a ring."""
+"""Choose the kernel that multiplies rows with few columns, for few rows or with a ring, and its configuration."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .kernel_few import HcFewConfig, few_configs, few_us, tiles
 
 Chosen = HcConfig | HcFewConfig
 FEW_ROWS = 320
-"""The most rows that the kernel for few rows serves."""
+"""The most rows for which the kernel for few rows is a candidate."""
 RING_US, RING_COLUMN_US = 1.485, 0.103
-"""Microseconds that the kernel with a ring takes to begin and end beside its estimate, and more for each column."""
+"""Microseconds of the kernel with a ring besides its estimate: a constant, and more for each column."""
 USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
 
 
 def run(p: HcProblem, config: Chosen | None = None) -> None:
-    """Compute the product and the sums of squares on the GPU that the operands are on."""
+    """Compute the product and the sums of squares on the GPU of the operands."""
     device = p.a.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
@@ -44,7 +44,7 @@ def run(p: HcProblem, config: Chosen | None = None) -> None:
 
 
 def kernel_of(config: Chosen) -> Any:
-    """Give the module of a configuration's kernel."""
+    """Return the module of a configuration's kernel."""
     return kernel_few if isinstance(config, HcFewConfig) else kernel
 
 
@@ -59,10 +59,10 @@ def select_hc(
     max_cluster: int = MAX_CLUSTER,
     leaves_sms: bool = False,
 ) -> Chosen:
-    """Choose the kernel and configuration that are estimated to take the least time for a problem.
+    """Choose the kernel and configuration of the least estimated time for a problem.
 
-    If a row's bits must not depend on the rows around it, one kernel computes any number of rows. `leaves_sms`: the
-    GPU's SMs beyond `num_sms` are for other work, so the grid may have no more CTAs.
+    If a row's bits must not depend on the rows around it, one kernel computes any number of rows. `leaves_sms`: SMs
+    beyond `num_sms` belong to other work, so the grid must have at most `num_sms` CTAs.
     """
     ring = hc_config(m, n, k, splits, num_sms, batch_invariant, max_cluster)
     if batch_invariant or m > FEW_ROWS:
@@ -78,6 +78,6 @@ def select_hc(
 
 
 def usual_hc() -> list[Chosen]:
-    """Give the choices at the sizes of existing models, on a GPU of 132 SMs."""
+    """Return the choices at the sizes of existing models, on a GPU of 132 SMs."""
     sizes = ((m, k, splits) for m in USUAL_M for k in USUAL_K for splits in (1, 16))
     return list(dict.fromkeys(select_hc(m, USUAL_N, k, splits, H200.num_sms) for m, k, splits in sizes))

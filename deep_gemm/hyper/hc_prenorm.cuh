@@ -1,19 +1,19 @@
-// D = A @ B.T and the sums of squares of A's rows, for A in BF16 and a B of few rows in FP32 that counts as TF32. Memory is the
-// limit: A is read once, so all SMs must load at once, and much at a time.
+// D = A @ B.T and the sums of squares of A's rows, for A in BF16 and a B of few rows in FP32, rounded to TF32. Memory
+// is the limit: A is read once, so all SMs must load at once, and many bytes at a time.
 //
 //   producer, one thread   for each k-block:    empty --wait--> TMA A, B --bytes--> full
 //   teams of 4 or 8 warps  for each k-block of  full --wait--> B: FP32 -> BF16 high and low, in place; WGMMA, and
 //                          a team's own:        squares of A beside it --arrive--> empty
 //                          after the last:      high + low, squares --all teams of a cluster--> sums -> D, sqr_sum
 //
-// A k-block is a chain of latencies, so teams take k-blocks by turns: while one waits, the others work.
+// A k-block is a chain of latencies, so teams multiply k-blocks in turn: while one team waits, the others work.
 //
 // A TF32 number has 11 significant bits, so it is exactly the sum of two BF16 numbers, and the BF16 products of A with
 // both add up to the TF32 product. A stays BF16. A team's barrier orders its writes of B before the products that read
-// them. `empty` orders these products before the next load into the slot. `received` and `taken` guard a cluster's
-// sums: each CTA adds up a share of them, always in the same order.
+// B. `empty` orders these products before the next load into the slot. `received` and `taken` guard a cluster's sums:
+// each CTA adds up a share of them, always in the same order.
 //
-// A unit of work is a tile of D and one of the caller's splits of k. CTAs of a cluster share out its k-blocks.
+// A unit of work is a tile of D for one of the caller's splits of k. CTAs of a cluster divide the unit's k-blocks.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
@@ -29,13 +29,13 @@ struct HcParams {
   ptx::TensorMap map_a, map_b;  // boxes of A have no more rows than A
   float* d;
   float* sqr_sum;
-  uint64_t d_pitch, d_stride;  // in elements, from row to row and from split to split
+  uint64_t d_pitch, d_stride;  // in elements, from one row to the next and from one split to the next
   uint32_t m, k_blocks, splits;
   uint32_t tiles_n;  // kBlockN rows of B each
   uint32_t units;
-  uint32_t slot_bytes;  // of a box of A and one of B
+  uint32_t slot_bytes;  // bytes of a box of A and one of B
 };
-#include "hc_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "hc_params_layout.cuh"  // asserts that the layout of HcParams is what core/params.py packs
 
 // A k-block is 64 deep. A row of A has 128 bytes. A row of B has 256, which become two rows of 128 bytes, high and low.
 constexpr uint32_t kBlockK = 64, kRowBytes = 128;
@@ -44,21 +44,21 @@ constexpr uint32_t kABytes = kBlockM * kRowBytes, kBBytes = 2 * kBlockN * kRowBy
 constexpr uint32_t kTeamThreads = kNumMathWarps * 32, kTeamWarps = kTeams * kNumMathWarps, kProducerWarp = kTeamWarps;
 constexpr uint32_t kSenders = kClusterK * kTeams;
 static_assert(kNumMathWarps * 16 == kBlockM, "a team has all rows of a tile");
-// Each time round the ring a team has the same stages, so it sees all phases of their barriers.
+// In each round of the ring a team has the same stages, so it sees all phases of their barriers.
 static_assert(kNumStages % kTeams == 0, "a team has stages of its own");
-// Sums of a thread: of 2 rows and kBlockN / 4 columns, and of the squares of both rows in a quad of their own.
+// Sums of a thread: for 2 rows and kBlockN / 4 columns, and the squares of both rows in a quad of their own.
 constexpr uint32_t kSums = kBlockN / 2 + 4, kColumnQuads = kBlockN / 8;
 
 struct SharedStorage {
-  alignas(1024) uint8_t a[kNumStages][kABytes];  // rows past the box are never written, and their sums never stored
+  alignas(1024) uint8_t a[kNumStages][kABytes];  // rows past the box are not written, and their sums not stored
   alignas(1024) uint8_t b[kNumStages][kBBytes];
   alignas(128) float exchange[exchange_floats(kSums, kSenders)];
   Ring ring;
-  uint64_t received, taken;  // of `exchange`
+  uint64_t received, taken;  // barriers of `exchange`
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "HcConfig.shared_bytes and SharedStorage differ");
 
-// This CTA's part of a unit. Units are ordered by column, row and split: neighbours share rows of A, or else B.
+// This CTA's part of a unit. Units are ordered by column, row and split: consecutive units share rows of A, or else B.
 struct Unit {
   uint32_t row_m, row_n, split, k_block, end_k_block;
 
@@ -73,8 +73,8 @@ struct Unit {
     end_k_block = k_block + of_rank.count;
   }
 
-  // All teams have the same number of turns; a last turn may be without a k-block. So a team's k-blocks of a unit do
-  // not depend on the unit before.
+  // All teams take the same number of turns; a last turn may have no k-block. So a team's k-blocks of a unit do
+  // not depend on earlier units.
   DEVICE uint32_t turns_end() const { return k_block + ceil_div(end_k_block - k_block, kTeams) * kTeams; }
 };
 
@@ -109,9 +109,9 @@ DEVICE void load(const HcParams& p, SharedStorage& shared, const Units& units) {
 }
 
 // An FP32 number rounded to TF32 (nearest even), as the sum of two BF16 numbers: the upper halves of `high` and `low`.
-// `high` is the next one towards zero, never the number itself. So both have its sign, and neither is zero, which times
-// an infinity of A would be a NaN. An infinity becomes the largest number and an infinity. A NaN stays one in `low`,
-// which is a difference. A number below 2^-123 loses its bits below 2^-133.
+// `high` is the next BF16 number towards zero, never the number itself. So both have its sign, and neither is zero:
+// zero times an infinity of A would be a NaN. An infinity becomes the largest number and an infinity. A NaN remains a
+// NaN in `low`, which is a difference. A number below 2^-123 loses its bits below 2^-133.
 struct Parts {
   uint32_t high, low;
 
@@ -126,8 +126,8 @@ struct Parts {
 
 DEVICE uint32_t upper_halves(uint32_t first, uint32_t second) { return first >> 16 | (second & 0xffff0000u); }
 
-// Splits a k-block of B where it lies: row i becomes row 2 i, high, and row 2 i + 1, low, of BF16, swizzled as TMA swizzles rows of
-// 128 bytes. A team's warps share out pairs of rows, 16 lanes a row; a warp has all its own in registers before it writes one.
+// Splits a k-block of B in place: row i becomes rows 2 i, high, and 2 i + 1, low, of BF16, swizzled as TMA swizzles 128
+// bytes. A team's warps divide the pairs of rows, 16 lanes a row; a warp loads all its pairs before it writes one.
 DEVICE void split_slot(uint8_t* b, uint32_t warp, uint32_t lane) {
   constexpr uint32_t kPairs = kBlockN / 2, kSteps = ceil_div(kPairs, kNumMathWarps);
   ptx::Uint4 held[kSteps];
@@ -150,9 +150,9 @@ DEVICE void split_slot(uint8_t* b, uint32_t warp, uint32_t lane) {
   }
 }
 
-// Sums of squares of the two rows that a lane has in the accumulators, of 2 chunks of 8 columns each: the quad's lanes
-// have all 8. The two rows are 8 apart; which chunk comes first alternates from row to row, so that lanes meet no bank
-// conflict.
+// Sums of squares of the two rows, 8 apart, that a lane has in the accumulators. The lane adds 2 chunks of 8 columns of
+// each row; the 4 lanes of its quad add all 8 chunks. The first chunk alternates from row to row, so that lanes meet no
+// bank conflict.
 struct Squares {
   float sums[2][2] = {};
 
@@ -161,7 +161,7 @@ struct Squares {
     return row * kRowBytes + (lane % 4 ^ row ^ (row & 1) * 4) * 16;
   }
 
-  // Gives the last value that it loads.
+  // Returns the last value that it loads.
   DEVICE float add(uint32_t address) {
     ptx::Uint4 chunk;
 #pragma unroll
@@ -215,7 +215,7 @@ DEVICE void multiply(SharedStorage& shared, const Unit& unit, TeamPosition& at, 
     const RingPosition slot = {at.stage, at.parity};
     wait_until_loaded(shared.ring, slot);
     if (k_block >= unit.end_k_block) {
-      ptx::syncwarp();  // all lanes have seen the phase that the release lets end
+      ptx::syncwarp();  // all lanes have seen this phase, which the release may end
       release(shared.ring, slot, lane);
       continue;
     }
@@ -238,7 +238,7 @@ DEVICE void multiply(SharedStorage& shared, const Unit& unit, TeamPosition& at, 
   sums[kBlockN / 2 + 2] = sums[kBlockN / 2 + 3] = 0;
 }
 
-// Writes four sums of each lane of a warp: the warp's `quad`-th four.
+// Stores four sums of each lane of a warp: the warp's quad number `quad`.
 DEVICE void store_quad(const HcParams& p, const Unit& unit, uint32_t quad, uint32_t warp, uint32_t lane, float x, float y,
                        float z, float w) {
   const uint32_t row = unit.row_m + warp * 16 + lane / 4;
@@ -256,12 +256,12 @@ DEVICE void store_quad(const HcParams& p, const Unit& unit, uint32_t quad, uint3
   if (has_next) ptx::st_global_f32(next, y), ptx::st_global_f32(next + 4, w);
 }
 
-// Adds up the sums of the cluster's teams for the unit, in the order of CTAs and teams; each CTA writes a share.
+// Adds up the cluster's sums of the unit, in the order of CTAs and teams; each CTA stores a share.
 DEVICE void add_up_and_store(const HcParams& p, SharedStorage& shared, const Unit& unit, const Units& units,
                              uint32_t number, bool is_last, uint32_t team, uint32_t warp, uint32_t lane,
                              const float (&sums)[kSums]) {
   constexpr uint32_t kShare = chunks_per_cta(kSums);
-  // Before it sends, wait until all CTAs have taken the sums of the unit before.
+  // Before it sends, wait until all CTAs have read the sums of the previous unit.
   if (kClusterK > 1 && number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);
   send_chunks(sums, shared.exchange, &shared.received, units.rank * kTeams + team, 0, warp, lane);
   if constexpr (kClusterK > 1)
@@ -275,7 +275,7 @@ DEVICE void add_up_and_store(const HcParams& p, SharedStorage& shared, const Uni
     const ptx::Float4 sum = sum_chunk<kSums, kSenders>(shared.exchange, i, lane);
     store_quad(p, unit, chunk / kNumMathWarps, chunk % kNumMathWarps, lane, sum.x, sum.y, sum.z, sum.w);
   }
-  if (is_last) return;  // no CTA waits for `taken` any more, and an arrival might reach a CTA that has ended
+  if (is_last) return;  // no CTA waits for `taken` any more, and an arrival might reach a CTA that has exited
   ptx::bar_sync(kTeams + 1, kTeamWarps * 32);
   if (kClusterK > 1 && ptx::thread_index() == 0) {
     expect_chunks<kSums, kSenders>(&shared.received, units.rank);
@@ -295,7 +295,7 @@ DEVICE void multiply_units(const HcParams& p, SharedStorage& shared, const Units
     multiply(shared, unit, at, team, warp, lane, sums);
     const bool is_last = i + units.step >= p.units;
     if (is_last) ptx::griddepcontrol_launch_dependents();
-    if (kClusterK > 1 && number == 0) ptx::cluster_wait();  // all CTAs run, and may be written to
+    if (kClusterK > 1 && number == 0) ptx::cluster_wait();  // all CTAs run, so they may be written to
     add_up_and_store(p, shared, unit, units, number, is_last, team, warp, lane, sums);
   }
 }
@@ -313,7 +313,7 @@ KERNEL(kNumThreads, 1) tf32_hc_prenorm_gemm(GRID_CONSTANT HcParams p) {
     if constexpr (kClusterK > 1) expect_chunks<kSums, kSenders>(&shared.received, units.rank);
   }
   ptx::syncthreads();
-  if constexpr (kClusterK > 1) ptx::cluster_arrive_relaxed();  // this CTA runs, and may be written to
+  if constexpr (kClusterK > 1) ptx::cluster_arrive_relaxed();  // this CTA runs, so others may write to it
 
   if (warp < kTeamWarps) {
     ptx::griddepcontrol_wait();

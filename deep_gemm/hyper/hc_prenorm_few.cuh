@@ -1,14 +1,14 @@
 // D = A @ B.T and the sums of squares of A's rows, as in hc_prenorm.cuh, for few rows of A. There a k-block is a chain
-// of latencies; here every warp has loads of several steps under way, and waits for memory once or twice in all.
+// of latencies; here every warp has several steps' loads in flight, and waits for memory once or twice in all.
 //
-//   each warp    for each step of 32 along k that is its own:   A, B --registers, some steps ahead--> TF32 products, squares
+//   each warp    for each of its steps of 32 along k:   A, B --registers, some steps ahead--> TF32 products, squares
 //                after the last:   its sums --shared--> of the CTA --cluster--> of all --> D, sqr_sum
 //
-// There is no ring: a warp loads its own operands. A CTA has 16 rows of A and kBlockN rows of B, in one of the
-// caller's splits. CTAs of a cluster share out k, and warps take steps by turns, so together they read whole lines.
+// There is no ring: a warp loads its own operands. A CTA has 16 rows of A and kBlockN rows of B, in one of the caller's
+// splits. CTAs of a cluster divide k, and warps take steps in turn, so together they read whole lines.
 //
-// Which k a lane has of a step does not matter to the sum, if it is the same for A and B. So lane 4 g + t loads 8 neighbours, from
-// 8 t on, of rows g and g + 8 of A and of rows g of B: 16 and 32 bytes. Product j of a step takes numbers 2 j and 2 j + 1 of these.
+// A lane may have any k of a step, if A's and B's are the same. So lane 4 g + t loads 8 neighbours, from 8 t on, of
+// rows g and g + 8 of A and of rows g of B: 16 and 32 bytes. Product j of a step uses numbers 2 j and 2 j + 1.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
@@ -24,15 +24,15 @@ struct HcFewParams {
   float* d;                     // [splits, m, n]
   float* sqr_sum;               // [splits, m]
   uint64_t a_pitch, b_pitch;    // bytes
-  uint64_t d_pitch, d_stride;   // in elements, from row to row and from split to split
+  uint64_t d_pitch, d_stride;   // in elements, from one row to the next and from one split to the next
   uint32_t m, k_blocks, splits;
   uint32_t tiles_n;  // kBlockN rows of B each
 };
-#include "hc_few_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "hc_few_params_layout.cuh"  // asserts that the layout of HcFewParams is what core/params.py packs
 
 constexpr uint32_t kTileRows = 16, kStep = 32, kStepsOfBlock = 2, kEights = kBlockN / 8;
 constexpr uint32_t kNumThreads = kWarps * 32;
-// Chunks of a tile's sums: of 8 columns each, and of squares.
+// Chunks of a tile's sums: one for each 8 columns, and one for squares.
 constexpr uint32_t kChunks = kEights + 1, kSums = kChunks * 4;
 static_assert(kNumMathWarps == 1 && chunks_of_tile(kSums) == kChunks, "one warp has a tile's sums of a chunk");
 
@@ -44,7 +44,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= kSharedBytes && kSharedBytes - sizeof(SharedStorage) < 16,
               "HcFewConfig.shared_bytes and SharedStorage differ");
 
-// This CTA's work: rows of A and B, and steps of k, of one split.
+// This CTA's work: rows of A and B, and steps of k in one split.
 struct Work {
   uint32_t row_m, row_n, split, step, end_step;
 
@@ -60,11 +60,11 @@ struct Work {
   }
 };
 
-// Addresses of a lane's numbers. Rows past the end of A read its last row again; their sums are not stored.
+// Addresses of a lane's numbers. Rows past the end of A read A's last row again; their sums are not stored.
 struct Source {
   const uint8_t* a[2];
   const uint8_t* b;
-  uint64_t next_b;  // 8 rows on
+  uint64_t next_b;  // bytes to 8 rows further
 
   DEVICE Source(const HcFewParams& p, const Work& work, uint32_t lane) {
     const uint32_t g = lane / 4, t = lane % 4;
@@ -93,7 +93,7 @@ struct Step {
   }
 };
 
-// Rounds FP32 bits so that the upper 19 are the nearest TF32 number, to nearest even. A NaN stays one.
+// Rounds FP32 bits so that the upper 19 are the nearest TF32 number, ties to even. A NaN stays a NaN.
 DEVICE uint32_t nearest_tf32(uint32_t bits) {
   const uint32_t nearest = bits + 0xfff + (bits >> 13 & 1);
   return ptx::float_of(bits) == ptx::float_of(bits) ? nearest : 0x7fffffffu;
@@ -101,7 +101,7 @@ DEVICE uint32_t nearest_tf32(uint32_t bits) {
 
 struct Sums {
   float d[kEights][4] = {};
-  float squares[2][2] = {};  // of rows g and g + 8, two chains each
+  float squares[2][2] = {};  // of rows g and g + 8, two separate sums each
 
   DEVICE void add(const Step& x) {
     const uint32_t pairs[2][4] = {{x.a[0].x, x.a[0].y, x.a[0].z, x.a[0].w}, {x.a[1].x, x.a[1].y, x.a[1].z, x.a[1].w}};
@@ -126,7 +126,7 @@ struct Sums {
     }
   }
 
-  // The sum of a row's squares, in all lanes of its quad.
+  // Returns the sum of a row's squares, in all lanes of its quad.
   DEVICE float of_row(uint32_t row) const {
     float sum = squares[row][0] + squares[row][1];
     sum += ptx::shfl_xor_sync(sum, 1);
@@ -142,7 +142,7 @@ struct Sums {
   }
 };
 
-// Multiplies all steps of a warp. The next steps are in registers already, each in a place known at compile time.
+// Multiplies all steps of a warp. The next steps are in registers already, whose indices are known at compile time.
 DEVICE void multiply(const HcFewParams& p, const Work& work, uint32_t warp, uint32_t lane, Sums& sums) {
   const Source source(p, work, lane);
   Step steps[kAhead];
@@ -161,7 +161,7 @@ DEVICE void multiply(const HcFewParams& p, const Work& work, uint32_t warp, uint
   }
 }
 
-// Writes four sums of each lane: of 8 columns, in the order of the products' accumulators, or of squares.
+// Stores four sums of each lane: of 8 columns, in the order of the products' accumulators, or of squares.
 DEVICE void store_chunk(const HcFewParams& p, const Work& work, uint32_t chunk, uint32_t lane, const ptx::Float4& sum) {
   const uint32_t row = work.row_m + lane / 4;
   const bool has_row = row < p.m, has_next = row + 8 < p.m;
@@ -178,7 +178,7 @@ DEVICE void store_chunk(const HcFewParams& p, const Work& work, uint32_t chunk, 
   if (has_next) ptx::st_global_f32(next, sum.z), ptx::st_global_f32(next + 1, sum.w);
 }
 
-// Adds up a chunk's sums of the CTA's warps, in their order.
+// Adds up a chunk's sums of the CTA's warps, in the order of the warps.
 DEVICE ptx::Float4 sum_of_warps(const SharedStorage& shared, uint32_t chunk, uint32_t lane) {
   ptx::Float4 sum = ptx::ld_shared_v4_f32(&shared.of_warps[0][chunk][lane * 4]);
 #pragma unroll
@@ -200,7 +200,7 @@ KERNEL(kNumThreads, 1) tf32_hc_prenorm_gemm_few(GRID_CONSTANT HcFewParams p) {
     }
     ptx::syncwarp();
     if (warp == 0 && lane == 0) expect_chunks<kSums>(&shared.received, rank);
-    ptx::cluster_arrive();  // this CTA runs, and may be written to
+    ptx::cluster_arrive();  // this CTA runs, so others may write to it
   }
   ptx::griddepcontrol_wait();
   const Work work(p, rank);
@@ -220,7 +220,7 @@ KERNEL(kNumThreads, 1) tf32_hc_prenorm_gemm_few(GRID_CONSTANT HcFewParams p) {
       store_chunk(p, work, chunk, lane, sum);
   }
   if constexpr (kClusterK > 1) {
-    // All warps wait: a CTA must not end before all chunks for it have arrived.
+    // All warps wait: a CTA must not exit before all its chunks have arrived.
     ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
 #pragma unroll 1
     for (uint32_t i = warp; i < chunks_of_rank(kSums, rank); i += kWarps)

@@ -1,4 +1,4 @@
-"""The kernel of hc_prenorm.cuh: tall matrices times few columns through a ring, CTAs and teams sharing out k."""
+"""The kernel of hc_prenorm.cuh: tall matrices times few columns through a ring; CTAs and teams divide k."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from .check import BLOCK_K, COLUMNS, HcProblem
 
 BLOCK_M = (64, 128)
 MAX_CLUSTER = 16
-"""More than 8 CTAs are not portable: a GPU says whether it runs such a cluster."""
+"""Clusters of more than 8 CTAs are not portable: the GPU's driver says whether one can run."""
 MAX_STAGES = 16
 MAX_TEAMS = 8
 ROW_BYTES = 128
-"""64 elements of A; half of 64 elements of B."""
+"""Bytes of 64 elements of A, or of half as many elements of B."""
 AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 7}
-"""Clusters that run at a time on an H200, by cluster size. Sizes for which this is not known are no candidates."""
+"""Clusters that run at a time on an H200, by cluster size. Only sizes with a known number are candidates."""
 INVARIANT_CLUSTER, INVARIANT_TEAMS = 4, 2
 TEAMS = {64: 4, 128: 2}
 """Teams, by the rows of a tile: 16 warps in all."""
 BLOCK_US = {64: 0.215, 128: 0.4}
 """Microseconds that a CTA takes for a k-block, by the rows of a tile."""
 UNIT_US, EXCHANGE_US, CTA_US = {64: 0.69, 128: 1.375}, 0.58, 0.145
-"""Microseconds for a unit besides its k-blocks, and for the sums of a cluster and of each of its CTAs."""
+"""Microseconds for a unit besides its k-blocks, for the sums of a cluster, and for each of its CTAs."""
 BYTES_PER_US, REREAD = 4.2e6, 0.05
-"""Bytes of A, B and D that move in a microsecond, and the part of that time that a tile takes to read B from the L2."""
+"""Bytes of A, B and D that memory moves in a microsecond; the cost of reading B from the L2, relative to DRAM."""
 CHUNK_BYTES = 512
-"""Bytes of a part that CTAs exchange: four sums of each lane of a warp."""
+"""Bytes of a chunk that CTAs exchange: four sums of each lane of a warp."""
 PRODUCT_K = 16
-"""Elements along k of one product of BF16."""
+"""Elements along k of one BF16 WGMMA."""
 
 
 @dataclass(frozen=True)
 class HcConfig(Config):
-    """One configuration."""
+    """One configuration of `tf32_hc_prenorm_gemm`."""
 
     block_m: int
     block_n: int
-    """Rows of B of a tile: all of them, or 8 if A has few rows and B is most of the work."""
+    """Rows of B in a tile: all rows, or 8 if A has few rows and B is most of the work."""
     cluster_size: int = 1
-    """CTAs that share out the k-blocks of a tile."""
+    """CTAs that divide the k-blocks of a tile."""
     teams: int = 2
-    """Groups of warps that take k-blocks by turns, each a whole one."""
+    """Groups of warps that multiply whole k-blocks in turn."""
     max_stages: int = MAX_STAGES
 
     @property
     def name(self) -> str:
-        """Short name for people; such as "128x24/k2/t2"."""
+        """Short name for people, such as "128x24/k2/t2"."""
         return f"{self.block_m}x{self.block_n}/k{self.cluster_size}/t{self.teams}"
 
     @property
     def num_math_warps(self) -> int:
-        """Warps of a team, a warpgroup for each 64 rows."""
+        """Warps of a team: a warpgroup for each 64 rows."""
         return self.block_m // 16
 
     @property
@@ -70,7 +70,7 @@ class HcConfig(Config):
 
     @property
     def slot_bytes(self) -> int:
-        """A k-block of A and one of B."""
+        """Bytes of a k-block of A and one of B."""
         return (self.block_m + 2 * self.block_n) * ROW_BYTES
 
     @property
@@ -102,23 +102,23 @@ class HcConfig(Config):
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers that the source takes."""
+        """Return the numbers that the source needs."""
         names = "block_m", "block_n", "teams", "num_stages", "num_math_warps", "num_threads", "shared_bytes"
         return {**constants_of(self, *names), "kClusterK": self.cluster_size, "kMulticastCtas": 1}
 
 
 def units(config: HcConfig, m: int, n: int, splits: int) -> int:
-    """Count units of work: a tile of D, of one split."""
+    """Count units of work: a unit is a tile of D in one split."""
     return ceil_div(m, config.block_m) * (n // config.block_n) * splits
 
 
 def grid(config: HcConfig, m: int, n: int, splits: int, num_sms: int) -> int:
-    """Count CTAs: a cluster for each unit, or, if there are more units than SMs have room for, clusters for all SMs."""
+    """Count the CTAs: a cluster for each unit, but at most as many clusters as run at once."""
     return min(units(config, m, n, splits), max(num_sms // config.cluster_size, 1)) * config.cluster_size
 
 
 def values_of(config: HcConfig, p: HcProblem) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the kernel's parameters by member."""
     m, n, _, splits = p.sizes
     rows = min(config.block_m, m)
     return {
@@ -131,7 +131,7 @@ def values_of(config: HcConfig, p: HcProblem) -> dict[str, Any]:
 
 
 def values_of_both(p: HcProblem, block_n: int) -> dict[str, Any]:
-    """Give the parameters that both kernels take: the sums, and sizes, in tiles of `block_n` columns."""
+    """Return the parameters that both kernels need: outputs and sizes, in tiles of `block_n` columns."""
     m, n, k, splits = p.sizes
     return {
         "d": p.d,
@@ -146,7 +146,7 @@ def values_of_both(p: HcProblem, block_n: int) -> dict[str, Any]:
 
 
 def code_plan(config: HcConfig) -> CodePlan:
-    """Derive the parts that the kernel's machine code must have. It writes sums by ordinary stores."""
+    """Derive the parts that the kernel's machine code must have. Ordinary stores write the sums."""
     return CodePlan(
         roles=((config.num_math_warps * 32 * config.teams, None), (32, None)),
         shared_bytes=config.shared_bytes,
@@ -156,7 +156,7 @@ def code_plan(config: HcConfig) -> CodePlan:
 
 
 def bytes_of(m: int, n: int, k: int, splits: int) -> int:
-    """Bytes that must move."""
+    """Count the bytes that memory must move."""
     return m * k * 2 + n * k * 4 + splits * m * (n + 1) * 4
 
 
@@ -177,8 +177,7 @@ def hc_config(
 ) -> HcConfig:
     """Choose the configuration for a problem: the candidate with the least estimated time.
 
-    A row's bits depend only on the numbers of CTAs and of teams that share out k. `batch_invariant` fixes both
-    numbers.
+    A row's bits depend only on the numbers of CTAs and teams that divide k. `batch_invariant` fixes both numbers.
     """
     clusters = (INVARIANT_CLUSTER,) if batch_invariant else range(1, min(num_sms, max_cluster) + 1)
     return min(
@@ -197,7 +196,7 @@ def _candidates(n: int, batch_invariant: bool) -> tuple[HcConfig, ...]:
 
 
 def reachable_hc() -> list[HcConfig]:
-    """List every configuration that `hc_config` can give."""
+    """List every configuration that `hc_config` can return."""
     return list(
         dict.fromkeys(c for n in COLUMNS for is_invariant in (False, True) for c in _candidates(n, is_invariant))
     )

@@ -1,4 +1,4 @@
-"""The kernel of hc_prenorm_few.cuh: few rows times few columns, by warps that share out k."""
+"""The kernel of hc_prenorm_few.cuh: few rows times few columns, by warps that divide k."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ TILE_ROWS = 16
 STEP = 32
 """Values of k that a warp multiplies at a time."""
 AHEAD = {8: 4, 16: 3, 24: 3, 32: 2}
-"""Steps that a warp has under way, by columns: registers allow no more."""
+"""Steps whose loads a warp has in flight, by columns: registers allow no more."""
 FEW_US, CLUSTER_US = 2.36, 1.85
-"""Microseconds that it takes to begin and end, and for the sums of a cluster."""
+"""Microseconds that the kernel takes to begin and end, and for the sums of a cluster."""
 STEP_US, COLUMN_US = 0.337, 0.0194
-"""Microseconds that a CTA takes for a step of each of its warps, and more for each column."""
+"""Microseconds that a CTA takes for a step of each of its warps: a constant, and more for each column."""
 ROUND_US = 2.84
-"""Microseconds from the end of a CTA to the first loads of the one that takes its place."""
+"""Microseconds from the end of a CTA to the first loads of the next CTA on its SM."""
 SHARED_US = 0.58
-"""Microseconds that it costs if each SM has a CTA more."""
+"""Microseconds added if each SM has one more CTA."""
 CTAS_PER_SM = {8: 2, 16: 1, 24: 1, 32: 1}
 """CTAs that fit in an SM's registers, by the columns of a tile."""
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
-"""Clusters that run at a time on an H200, by their size, if an SM has one CTA."""
+"""Clusters that run at a time on an H200, by cluster size, if each SM has one CTA."""
 
 
 @dataclass(frozen=True)
 class HcFewConfig(Config):
-    """One configuration."""
+    """One configuration of `tf32_hc_prenorm_gemm_few`."""
 
     block_n: int
-    """Columns of a tile: all of them, or 8 if tiles are few."""
+    """Columns of a tile: all columns, or 8 if tiles are few."""
     cluster_size: int = 1
-    """CTAs that share out k."""
+    """CTAs that divide k."""
     warps: int = 8
-    """Warps of a CTA, which take steps by turns."""
+    """Warps of a CTA, which take steps in turn."""
     ahead: int = 3
     """Steps that a warp has in registers."""
     block_m = TILE_ROWS
@@ -50,7 +50,7 @@ class HcFewConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short name for people; such as "16x8/k16/w8 4 ahead"."""
+        """Short name for people, such as "16x8/k16/w8 4 ahead"."""
         return f"{TILE_ROWS}x{self.block_n}/k{self.cluster_size}/w{self.warps} {self.ahead} ahead"
 
     @property
@@ -60,7 +60,7 @@ class HcFewConfig(Config):
 
     @property
     def chunks(self) -> int:
-        """Parts of a tile's sums: four of each lane of a warp, of 8 columns or of squares."""
+        """Chunks of a tile's sums: four sums of each lane of a warp, for 8 columns or for squares."""
         return self.block_n // 8 + 1
 
     @property
@@ -78,23 +78,23 @@ class HcFewConfig(Config):
         yield 1 <= self.ahead <= 8, "1 to 8 steps ahead"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers that the source takes."""
+        """Return the numbers that the source needs."""
         same = constants_of(self, "block_n", "warps", "ahead", "shared_bytes")
         return {**same, "kClusterK": self.cluster_size, "kNumMathWarps": 1}
 
 
 def tiles(config: HcFewConfig, m: int, n: int, splits: int) -> int:
-    """Count tiles of D, of all splits: each has a cluster."""
+    """Count the tiles of D in all splits: each has a cluster."""
     return ceil_div(m, TILE_ROWS) * (n // config.block_n) * splits
 
 
 def grid(config: HcFewConfig, m: int, n: int, splits: int, num_sms: int) -> int:
-    """Count CTAs: a cluster for each tile. `num_sms` only decides whether this kernel is chosen."""
+    """Count the CTAs: a cluster for each tile. `num_sms` decides only whether this kernel is chosen."""
     return tiles(config, m, n, splits) * config.cluster_size
 
 
 def values_of(config: HcFewConfig, p: HcProblem) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the kernel's parameters by member."""
     return {
         **values_of_both(p, config.block_n),
         "a": p.a,
@@ -120,7 +120,7 @@ def few_us(config: HcFewConfig, m: int, n: int, k: int, splits: int, num_sms: in
 
 @lru_cache(len(COLUMNS))
 def few_configs(n: int) -> tuple[HcFewConfig, ...]:
-    """Give the candidates for `n` columns: all of them in a tile, or 8."""
+    """Return the candidates for `n` columns: a tile has all columns, or 8."""
     columns = dict.fromkeys((n, COLUMNS[0]))
     return tuple(
         HcFewConfig(block_n, cluster, ahead=AHEAD[block_n]) for block_n in columns for cluster in CLUSTERS_AT_ONCE
@@ -128,7 +128,7 @@ def few_configs(n: int) -> tuple[HcFewConfig, ...]:
 
 
 def reachable_few() -> list[HcFewConfig]:
-    """Every configuration for few rows that `select_hc` can give."""
+    """List every configuration for few rows that `select_hc` can return."""
     return list(dict.fromkeys(config for n in COLUMNS for config in few_configs(n)))
 
 

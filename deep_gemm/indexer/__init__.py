@@ -1,4 +1,4 @@
-"""The indexer of sparse attention: its logits tell each token which keys to attend to."""
+"""The indexer of sparse attention: each token attends to the keys with the highest logits."""
 
 from .api import (
     fp8_fp4_mqa_logits as fp8_fp4_mqa_logits,

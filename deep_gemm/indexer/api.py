@@ -1,4 +1,4 @@
-"""Logits of the indexer: of many tokens, whose keys lie in rows, and of a few of each sequence, with keys in pages."""
+"""Logits of the indexer: of many tokens with keys in rows, and of a few tokens of each sequence with keys in pages."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def fp8_mqa_logits(
     max_seqlen_k: int = 0,
     schedule_meta: None = None,
 ) -> Request:
-    """Score the keys of each token's range: FP32 logits that tell the indexer which keys to choose.
+    """Score the keys of each token's range: FP32 logits by which the indexer chooses keys.
 
     ``logits[i, j] = sf[j] * sum over heads h of max(0, q[i, h] . kv[j]) * weights[i, h]``
 
     - `q`: FP8 `[tokens, heads, depth]`, heads a multiple of 8 up to 128, depth 32, 64 or 128.
     - `kv`: FP8 `[keys, depth]` and FP32 scales `[keys]`, one for each key.
-    - `weights`: FP32 `[tokens, heads]`. The scale of a query, and a softmax scale, belong in here.
+    - `weights`: FP32 `[tokens, heads]`. They must include the scale of a query, and a softmax scale.
     - `cu_seq_len_k_start`, `cu_seq_len_k_end`: int32 `[tokens]`. Token i has the keys start <= j < end, cut off to
-      0..keys; none if end <= start.
-    - `max_seqlen_k`: 0, or the columns of compressed rows: `logits[i, j - start[i]]`, undefined behind the end of
+      0..keys; no keys if end <= start.
+    - `max_seqlen_k`: 0, or the columns of compressed rows: `logits[i, j - start[i]]`, undefined after the end of
       a range.
-    - `clean_logits`: logits outside of a range are -inf; else they are undefined. None means True, and False in
-      compressed rows, where it cannot be True.
+    - `clean_logits`: if True, logits outside a range are -inf; else they are undefined. None means True, but False in
+      compressed rows, which cannot be cleaned.
 
-    Releases differ in the order of the last two by position, so their types tell them apart: a bool is `clean_logits`,
-    an integer `max_seqlen_k`.
+    Releases of DeepGEMM have the last two arguments in different orders, so by position their types tell them apart: a
+    bool is `clean_logits`, an integer is `max_seqlen_k`.
 
-    The result is a view of longer rows, so it is not contiguous. Sums have one order, so the bits are the same each
+    The result is a view of longer rows, so it is not contiguous. Sums have a fixed order, so the bits are the same each
     time.
 
     >>> q, k = (torch.ones(*shape, dtype=torch.float8_e4m3fn) for shape in ((2, 8, 32), (3, 32)))
@@ -54,7 +54,7 @@ def fp8_mqa_logits(
     >>> fp8_mqa_logits(q, (k, torch.ones(3)), torch.full((2, 8), 0.5), start, end).tolist()
     [[128.0, 128.0, -inf], [-inf, 128.0, 128.0]]
     """
-    nothing("schedule_meta", schedule_meta)  # the kernel makes its own
+    nothing("schedule_meta", schedule_meta)  # the kernel makes its own schedule
     said = clean_logits, max_seqlen_k, torch.float32
     return run, LOGITS, (q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end), said
 
@@ -71,11 +71,11 @@ def fp8_fp4_mqa_logits(
     logits_dtype: torch.dtype = torch.float32,
     schedule_meta: None = None,
 ) -> Request:
-    """Do what `fp8_mqa_logits` does with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
+    """Compute `fp8_mqa_logits` with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
 
-    The other member would be the scales of FP4 queries, which Hopper does not have.
+    The second member of the pair would be the scales of FP4 queries, which Hopper does not support.
     """
-    nothing("schedule_meta", schedule_meta)  # the kernel makes its own
+    nothing("schedule_meta", schedule_meta)  # the kernel makes its own schedule
     said = clean_logits, max_seqlen_k, logits_dtype
     return run, LOGITS, (without_scales(q), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end), said
 
@@ -83,13 +83,13 @@ def fp8_fp4_mqa_logits(
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int, indices: None = None) -> Tensor:
     """Plan which SM computes which logits of `fp8_paged_mqa_logits`: int32 `[num_sms + 1, 2]`.
 
-    It holds for these contexts, int32 `[sequences, next_n]` or `[sequences]`, whatever the layer, and may be copied
+    The plan is valid for these contexts, int32 `[sequences, next_n]` or `[sequences]`, in all layers, and may be copied
     into a tensor that a graph reads.
 
     >>> get_paged_mqa_logits_metadata(torch.tensor([[1000], [24]], dtype=torch.int32), 64, 2).tolist()
     [[0, 0], [0, 4], [1, 1]]
     """
-    nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
+    nothing("indices", indices)  # indices of sequences, which only kernels for Blackwell support
     made: Tensor = run(SCHEDULE, (context_lens,), (block_kv, num_sms))
     return made
 
@@ -112,21 +112,21 @@ def fp8_paged_mqa_logits(
 
     - `q`: FP8 `[sequences, next_n, heads, depth]`, next_n 1 to 4, heads a multiple of 8, next_n x heads up to 256,
       depth 32, 64 or 128.
-    - `kv_cache`: uint8 `[blocks, page, 1, depth + 4]`, page 32 or 64. In a block all keys come first, then their FP32
-      scales. Blocks may lie apart, at multiples of 16 bytes.
+    - `kv_cache`: uint8 `[blocks, page, 1, depth + 4]`, page 32 or 64. A block has all its keys first, then their FP32
+      scales. Blocks may have gaps between them, and begin at multiples of 16 bytes.
     - `weights`: FP32 `[sequences * next_n, heads]`.
-    - `context_lens`: int32 `[sequences, next_n]`: token t has the keys j < context_lens[b, t]; or `[sequences]`, of all
-      tokens of a sequence. 0 is allowed.
-    - `block_table`: int32 `[sequences, pages]`: where each page is. Entries behind the context may be anything; the
-      pages that they name are not read.
-    - `schedule_meta`: of `get_paged_mqa_logits_metadata` for these contexts, for all SMs, or for half as many.
-    - `clean_logits`: must be False. Logits behind a context are undefined.
-    - `indices`: must be None. Releases differ in whether it or `clean_logits` comes first by position; either may.
+    - `context_lens`: int32 `[sequences, next_n]`: token t has the keys j < context_lens[b, t]; or `[sequences]`, one
+      number for all tokens of a sequence. 0 is allowed.
+    - `block_table`: int32 `[sequences, pages]`: the block of each page. Entries after the context may be anything; the
+      kernel does not read their pages.
+    - `schedule_meta`: from `get_paged_mqa_logits_metadata` for these contexts, for all SMs or for half of them.
+    - `clean_logits`: must be False. Logits after a context are undefined.
+    - `indices`: must be None. By position, `indices` and `clean_logits` may be in either order, as releases differ.
 
-    The result is a view of longer rows, so it is not contiguous. Sums have one order, so the bits are the same each
+    The result is a view of longer rows, so it is not contiguous. Sums have a fixed order, so the bits are the same each
     time.
     """
-    nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
+    nothing("indices", indices)  # indices of sequences, which only kernels for Blackwell support
     operands = q, kv_cache, weights, context_lens, block_table, schedule_meta
     return run, PAGED_LOGITS, operands, (max_context_len, clean_logits, torch.float32)
 
@@ -144,18 +144,18 @@ def fp8_fp4_paged_mqa_logits(
     logits_dtype: torch.dtype = torch.float32,
     indices: None = None,
 ) -> Request:
-    """Do what `fp8_paged_mqa_logits` does with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
+    """Compute `fp8_paged_mqa_logits` with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
 
-    The other member would be the scales of FP4 queries, which Hopper does not have.
+    The second member of the pair would be the scales of FP4 queries, which Hopper does not support.
     """
-    nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
+    nothing("indices", indices)  # indices of sequences, which only kernels for Blackwell support
     operands = without_scales(q), kv_cache, weights, context_lens, block_table, schedule_meta
     return run, PAGED_LOGITS, operands, (max_context_len, clean_logits, logits_dtype)
 
 
 @torch.no_grad()
 def compute(p: Logits) -> None:
-    """Compute a problem's logits where its operands are."""
+    """Compute a problem's logits on the device of its operands."""
     if p.logits.numel() == 0 or (isinstance(p, PagedLogits) and p.cache.shape[0] == 0):
         return
     if p.q.is_cuda:

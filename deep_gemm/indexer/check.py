@@ -1,4 +1,4 @@
-"""Requests for the indexer's logits: queries of several heads, keys of one, in rows or in pages, and which count."""
+"""Checks of calls of the indexer's logits: queries of several heads, keys of one head in rows or in pages."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ HEADS = tuple(range(HEADS_MULTIPLE, MAX_HEADS + 1, HEADS_MULTIPLE))
 DEPTHS = (32, 64, 128)
 LOGITS_TYPES = (torch.float32, torch.bfloat16)
 ROW_BYTES = 1024
-"""Rows of logits begin at multiples of this."""
+"""Rows of logits begin at multiples of this number of bytes."""
 ROOM = 256
-"""Extra keys at the end of each row of logits, which the caller does not see and a kernel may write."""
+"""Extra columns at the end of each row of logits, which the caller does not see and a kernel may write."""
 NUMBER_LIMIT = 1 << 31
 """TMA counts rows with signed numbers of 32 bits."""
 MAX_NEXT_N, MAX_COLUMNS = 4, 256
 PAGES = (32, 64)
 SCALE_BYTES = 4
 SEGMENT_KEYS = 128
-"""Keys of a segment, the unit of a schedule: a block of the kernel, so that few keys still reach many SMs."""
+"""Keys of a segment, the unit of a schedule: one block of the kernel, so that few keys still occupy many SMs."""
 MAX_SHARES = 1 << 16
 
 Keys = tuple[Tensor, Tensor]
@@ -74,7 +74,7 @@ def mqa_logits_problem(
     max_seqlen_k: int = 0,
     logits_dtype: torch.dtype = torch.float32,
 ) -> MqaLogits:
-    """Check the arguments, and make the logits. `clean_logits=None` cleans them unless they are compressed."""
+    """Check the arguments, and make the logits. `clean_logits=None` cleans the logits unless they are compressed."""
     sizes: checks.Sizes = {}
     queries(q, ("tokens", "heads", "depth"), sizes)
     keys, scales = checks.pair("kv", kv)
@@ -89,7 +89,7 @@ def mqa_logits_problem(
     }
     checks.same_device({"kv": keys, "sfkv": scales, "weights": weights, **ranges}, q.device, "q")
     checks.without_gradients({"q": q, "weights": weights})
-    # Skipped while torch traces, where this check would become a guard on the number of tokens.
+    # Skipped while torch traces: the check would become a guard on the number of tokens.
     if has_memory(q) and (sizes["tokens"] * sizes["heads"] >= NUMBER_LIMIT or sizes["keys"] >= NUMBER_LIMIT - ROOM):
         got = f"{sizes['tokens']} x {sizes['heads']} and {sizes['keys']}"
         raise ValueError(f"q: expected tokens x heads and keys below 2^31, got {got}")
@@ -117,7 +117,7 @@ def paged_logits_problem(
     clean_logits: bool = False,
     logits_dtype: torch.dtype = torch.float32,
 ) -> PagedLogits:
-    """Check the arguments, and make the logits."""
+    """Check the arguments of `fp8_paged_mqa_logits`, and make the logits."""
     sizes: checks.Sizes = {}
     queries(q, ("sequences", "next_n", "heads", "depth"), sizes)
     sequences, next_n, heads, depth = (sizes[axis] for axis in ("sequences", "next_n", "heads", "depth"))
@@ -125,7 +125,7 @@ def paged_logits_problem(
         raise NotImplementedError(f"q: expected 1 to {MAX_NEXT_N} tokens of a sequence, got {next_n}")
     if next_n * heads > MAX_COLUMNS:
         raise NotImplementedError(f"q: expected next_n x heads up to {MAX_COLUMNS}, got {next_n} x {heads}")
-    # Skipped while torch traces, where this check would become a guard on the size of a batch.
+    # Skipped while torch traces: the check would become a guard on the size of a batch.
     if has_memory(q) and q.numel() >= NUMBER_LIMIT * depth:
         raise ValueError(f"q: expected sequences x next_n x heads below 2^31, got shape {tuple(q.shape)}")
     page = _cache(kv_cache, depth)
@@ -153,12 +153,12 @@ def paged_logits_problem(
     contiguous("q", q)
     address("schedule_meta", schedule_meta, 8)
     if clean_logits:
-        raise ValueError("clean_logits: expected False, because contexts are those of tokens, got True")
+        raise ValueError("clean_logits: expected False, because each token has its own context, got True")
     max_context_len = integer_in_range("max_context_len", max_context_len, 0, NUMBER_LIMIT - ROOM - 1)
     type_of_logits(logits_dtype)
     if page * block_table.shape[1] >= NUMBER_LIMIT:
         raise ValueError(f"block_table: expected fewer than 2^31 keys, got {block_table.shape[1]} pages of {page}")
-    # The host reads no lengths on a GPU, so a page that may be asked for is enough.
+    # The host reads no lengths from a GPU, so it requires a block if any page might be read.
     if kv_cache.shape[0] == 0 and sequences > 0 and block_table.shape[1] > 0 and max_context_len > 0:
         shape = tuple(kv_cache.shape)
         raise ValueError(f"kv_cache: expected at least one block for the entries of block_table, got {shape}")
@@ -169,7 +169,7 @@ def paged_logits_problem(
 
 
 def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Tensor:
-    """Check the arguments, and make the schedule."""
+    """Check the arguments of `get_paged_mqa_logits_metadata`, and make the schedule."""
     checks.has_type("context_lens", checks.tensor("context_lens", context_lens), (torch.int32,))
     if context_lens.dim() not in (1, 2) or not context_lens.is_contiguous():
         raise ValueError(
@@ -187,13 +187,13 @@ def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Tenso
 
 
 def empty_logits(tokens: int, columns: int, dtype: torch.dtype, device: torch.device, room: int = 0) -> Tensor:
-    """Make logits `[tokens, columns]`; each row has room for `room` columns more."""
+    """Make logits `[tokens, columns]`; each row has space for `room` more columns, which the result hides."""
     pitch = align(columns + room, ROW_BYTES // dtype.itemsize)
     return empty("logits", (tokens, pitch), dtype, device)[:, :columns]
 
 
 def without_scales(q: tuple[Tensor, None]) -> Tensor:
-    """Give the queries of a pair `(q, None)`. Only FP4 queries have scales."""
+    """Return the queries of a pair `(q, None)`. Only FP4 queries have scales."""
     if not isinstance(q, (tuple, list)) or len(q) != 2:
         raise TypeError(f"q: expected a pair (q, None), got a {type(q).__name__}")
     values, sfq = q
@@ -217,7 +217,7 @@ def queries(q: Tensor, axes: checks.Axes, sizes: checks.Sizes) -> None:
 
 
 def weights_of_heads(weights: Tensor, tokens: int, heads: int) -> None:
-    """Check weights `[tokens, heads]`, whose rows may lie apart."""
+    """Check weights `[tokens, heads]`; their rows may have gaps between them."""
     checks.shaped("weights", weights, (torch.float32,), ("tokens", "heads"), {"tokens": tokens, "heads": heads})
     whole_elements("weights", weights)
     if weights.shape[1] > 1 and weights.stride(1) != 1:
@@ -225,25 +225,25 @@ def weights_of_heads(weights: Tensor, tokens: int, heads: int) -> None:
 
 
 def type_of_logits(dtype: torch.dtype) -> None:
-    """Check the type of logits that a caller asks for."""
+    """Check the type of logits that a caller requests."""
     if dtype not in LOGITS_TYPES:
         raise ValueError(f"logits_dtype: expected {' or '.join(map(str, LOGITS_TYPES))}, got {dtype}")
 
 
 def contiguous(name: str, x: Tensor) -> None:
-    """Check that a tensor has no gaps, and begins where TMA can load from."""
+    """Check that a tensor has no gaps, and begins at an address from which TMA can load."""
     if not x.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
     address(name, x, ADDRESS_ALIGNMENT)
 
 
 def block_stride(cache: Tensor) -> int:
-    """Give the bytes from block to block of a cache. A single block may have any stride, which is ignored."""
+    """Return the bytes from one block to the next. The stride of a single block is ignored."""
     return cache.stride(0) if cache.shape[0] > 1 else cache.shape[1] * cache.shape[3]
 
 
 def _cache(cache: Tensor, depth: int) -> int:
-    """Check the cache; give the keys of a page."""
+    """Check the cache, and return the number of keys in a page."""
     known = {"one": 1, "depth + 4": depth + SCALE_BYTES}
     checks.shaped("kv_cache", cache, (torch.uint8,), ("blocks", "page", "one", "depth + 4"), known)
     page, row = cache.shape[1], depth + SCALE_BYTES
@@ -276,7 +276,7 @@ def _contexts(contexts: Tensor, sequences: int, next_n: int) -> None:
 
 
 def _entries(table: Tensor, contexts: Tensor, most: int, page: int, blocks: int) -> None:
-    """Check the entries of the pages that the contexts reach, up to `most` keys. Later entries may be anything."""
+    """Check the table's entries for the pages that contexts reach, up to `most` keys. Later entries may be anything."""
     if contexts.numel() == 0 or blocks == 0:
         return
     longest = contexts.reshape(len(contexts), -1).amax(1).clamp(0, most)

@@ -5,9 +5,9 @@
 //                          for each block of keys:    empty --wait--> TMA keys, scales --bytes--> full
 //   math, 2 warpgroups     for each tile:             q_full --wait--> blocks --arrive--> q_empty
 //                          for each block:            full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
-//   fill, three warps      store -inf where no block of keys gives logits, while the others work
+//   fill, three warps      store -inf where no block of keys has logits, while the other warps work
 //
-// logits/tiles.cuh has the tiles and the work of the math warps.
+// logits/tiles.cuh has the tiles and the code of the math warps.
 #pragma once
 #include "config.cuh"
 #include "logits/mqa_params.cuh"
@@ -21,21 +21,21 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 
-// Weights that a lane loads at once. If a column's token takes a division, more need registers that the producer lacks.
+// Weights that a lane loads at once. If a column's token needs a division, the producer lacks registers for more.
 constexpr uint32_t kWeightsAtOnce = kHeads <= 64 && (kHeads & (kHeads - 1)) == 0 ? 8 : 2;
 constexpr uint32_t kInfinity = kOutputBytes == 4 ? 0xff800000u : 0xff80ff80u;  // -inf: one of FP32, two of BF16
 
-// Where a token's logits go. `begin` and `length` are its range of keys.
+// The address of a token's logits. `begin` and `length` are the token's range of keys.
 struct TokenRow {
-  uint32_t address_low, address_high;  // where key 0's logit would go; 0: no such token
+  uint32_t address_low, address_high;  // address for key 0's logit; 0: no such token
   uint32_t begin, length;
 
   DEVICE static bool has(const ptx::Uint4& row, uint32_t key) { return key - row.z < row.w; }
 };
 
-// The slot of a tile. Shared memory has two: math warps work on one while the producer loads the other.
+// The slot of a tile. Shared memory has two: math warps compute one tile while the producer loads the other.
 struct TilePosition {
-  uint32_t count = 0;  // number of tiles before it
+  uint32_t count = 0;  // the number of earlier tiles
 
   DEVICE uint32_t slot() const { return count % kTileSlots; }
   DEVICE uint32_t parity() const { return count / kTileSlots % 2; }
@@ -79,7 +79,7 @@ DEVICE void load_blocks(const MqaParams& p, SharedStorage& shared, const TilePla
   }
 }
 
-// Producer: loads kWeightsAtOnce of a tile's weights in each lane: of columns `first`, `first` + 32, ...
+// Producer: each lane loads kWeightsAtOnce of a tile's weights, of columns `first`, `first` + 32, ...
 DEVICE void load_weights(const MqaParams& p, uint32_t first_token, uint32_t first, float (&held)[kWeightsAtOnce]) {
 #pragma unroll
   for (uint32_t i = 0; i < kWeightsAtOnce; ++i) {
@@ -90,8 +90,8 @@ DEVICE void load_weights(const MqaParams& p, uint32_t first_token, uint32_t firs
   }
 }
 
-// Producer, one warp: a tile's rows (first, which frees their registers), q, plan, weights and blocks of keys. It
-// starts all loads before it waits for any: with few tokens a kernel spends most of its time waiting for them.
+// Producer, one warp: loads a tile's rows (first, which frees their registers), q, plan, weights and blocks of keys. It
+// starts all loads before it waits for any: with few tokens a kernel spends most of its time waiting for these loads.
 DEVICE void load_tile(const MqaParams& p, SharedStorage& shared, const TilePosition& at, uint32_t tile,
                       const Range& of_lane, const TilePlan& plan, RingPosition& ring_at, uint32_t lane) {
   const uint32_t first_token = tile * kTileTokens;
@@ -124,10 +124,10 @@ DEVICE void load_tile(const MqaParams& p, SharedStorage& shared, const TilePosit
   ptx::syncwarp();
 }
 
-// The number of a tile's blocks before a step of it.
+// Returns the number of a tile's blocks before a step of the tile.
 DEVICE uint32_t block_of_step(uint32_t step, uint32_t cost) { return step < cost ? 0 : step - cost; }
 
-// Producer, one warp.
+// Producer, one warp: loads all tiles of the CTA's share.
 DEVICE void load_share(const MqaParams& p, SharedStorage& shared, WorkShare share, uint32_t lane) {
   const uint32_t cost = cost_of_tile(p);
   RingPosition at;
@@ -148,7 +148,7 @@ DEVICE void load_share(const MqaParams& p, SharedStorage& shared, WorkShare shar
   end_tiles(shared, tile_at, lane);
 }
 
-// Fill, some warps: -inf in the pieces of rows that no block covers.
+// Fill, several warps: store -inf in the pieces of rows that no block covers.
 DEVICE void fill_share(const MqaParams& p, WorkShare share, uint32_t warp, uint32_t lane) {
   constexpr uint32_t kOfStore = 16 / kOutputBytes;
   static_assert(kKeyAlignment % kOfStore == 0 && kFillKeys % (32 * kOfStore) == 0, "whole stores");
@@ -180,7 +180,7 @@ DEVICE void fill_share(const MqaParams& p, WorkShare share, uint32_t warp, uint3
   }
 }
 
-// One thread, while ranges are on their way: prefetches to the L2 the q and keys that this CTA needs if there is a
+// One thread, while ranges are being loaded: prefetches to the L2 the q and keys that this CTA needs if there is a
 // single tile, whose range is all keys. A wrong guess costs nothing.
 DEVICE void prefetch_likely(const MqaParams& p) {
   constexpr uint32_t kMostBlocks = 4;
@@ -204,7 +204,7 @@ KERNEL(kNumThreads, 1) fp8_mqa_logits(GRID_CONSTANT MqaParams p) {
   ptx::griddepcontrol_wait();
   if (ptx::warp_index() == kNumMathWarps && ptx::elect_sync()) prefetch_likely(p);
   WorkShare shares[2];
-  find_shares(p, shared.shares, shares);  // has a barrier of the block, after which mbarriers may be used
+  find_shares(p, shared.shares, shares);  // has a barrier for the block; after it, mbarriers may be used
 
   if (warpgroup == kNumMathWarpgroups) {
     ptx::setmaxnreg_dec<kProducerRegisters>();

@@ -6,10 +6,10 @@
 //   math, 2 warpgroups     for each sequence:        q_full --wait--> blocks --arrive--> q_empty
 //                          for each block:           full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
 //
-// It is bound by memory: a CTA keeps 80 KB of keys on their way, and goes from one sequence to the next without
-// waiting. The keys of a sequence are loaded once for all its tokens, and leave the L2 first. The schedule made by
-// plan_paged_contexts gives each CTA its share: from one (sequence, segment of a block of keys) to the next CTA's. If
-// two CTAs have a share, each takes every other block. A tile of logits/tiles.cuh is a sequence.
+// Memory is the limit: a CTA keeps the loads of 80 KB of keys in flight, and moves on to the next sequence without
+// waiting. The keys of a sequence are loaded once for all its tokens, and are evicted from the L2 first. In the
+// schedule of plan_paged_contexts a share runs from one (sequence, segment) to the next; a segment is a block of keys.
+// If two CTAs have a share, each computes every other block. A tile of logits/tiles.cuh is a sequence.
 #pragma once
 #include "config.cuh"
 #include "lanes.cuh"
@@ -26,33 +26,33 @@ struct PagedParams {
   ptx::TensorMap map_keys;    // E4M3 [blocks of the cache, page, depth], boxes of a page
   ptx::TensorMap map_scales;  // FP32 [blocks of the cache, page]
   const float* weights;       // [sequences * next_n, heads]
-  const int32_t* contexts;    // [sequences, next_n], or [sequences]: contexts_step is 0
+  const int32_t* contexts;    // [sequences, next_n], or [sequences] with contexts_step 0
   const int32_t* table;       // [sequences, pages]: blocks of the cache
-  const int32_t* schedule;    // [shares + 1, 2]: sequence and segment where a share begins
+  const int32_t* schedule;    // [shares + 1, 2]: the sequence and segment where a share begins
   uint8_t* logits;            // [sequences * next_n, ...] in rows of logits_pitch bytes
-  uint64_t weights_pitch;     // elements, as the next
+  uint64_t weights_pitch;     // in elements, like table_pitch
   uint64_t table_pitch;
   uint64_t logits_pitch;
   uint32_t sequences, cache_blocks;
-  uint32_t contexts_pitch, contexts_step;  // elements from sequence to sequence, from token to token
-  uint32_t most_keys;                      // keys that fit both into rows of logits and into the table
+  uint32_t contexts_pitch, contexts_step;  // in elements, from one sequence or token to the next
+  uint32_t most_keys;                      // keys that fit both in rows of logits and in the table
   uint32_t splits;                         // CTAs of a share, 1 or 2
 };
-#include "paged_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "paged_params_layout.cuh"  // asserts that the layout of PagedParams is what core/params.py packs
 
 constexpr uint32_t kPages = kBlockKeys / kPage;
-constexpr uint32_t kBlocksAhead = 2;  // loaded before waiting for a sequence's weights
+constexpr uint32_t kBlocksAhead = 2;  // loaded before the wait for a sequence's weights
 static_assert(32 % kPages == 0, "a warp holds entries of whole blocks");
 static_assert(kSegmentKeys == kBlockKeys, "a segment of the schedule is a block");
 
-// Where a token's logits go, of keys 0..length - 1. The length is 0 for rows behind the sequence's tokens.
+// The address of a token's logits, for keys 0..length - 1. The length is 0 for rows after the sequence's last token.
 struct TokenRow {
   uint32_t address_low, address_high, length, unused;
 
   DEVICE static bool has(const ptx::Uint4& row, uint32_t key) { return key < row.z; }
 };
 
-// The slot of a sequence. Shared memory has two: math warps work on one while the producer loads the other.
+// The slot of a sequence. Shared memory has two: math warps compute one sequence while the producer loads the other.
 struct SlotPosition {
   uint32_t of_slot = 0, of_phase = 0;
 
@@ -75,7 +75,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "LogitsConfig.shared_bytes and SharedStorage differ");
 
-// A token's keys, up to `most_keys`; none if the context is negative.
+// Counts a token's keys, up to `most_keys`; 0 if the context is negative.
 DEVICE uint32_t keys_of_token(const PagedParams& p, uint32_t sequence, uint32_t token) {
   const int32_t given =
       ptx::ld_global_i32(p.contexts + static_cast<uint64_t>(sequence) * p.contexts_pitch + token * p.contexts_step);
@@ -83,7 +83,7 @@ DEVICE uint32_t keys_of_token(const PagedParams& p, uint32_t sequence, uint32_t 
   return keys < p.most_keys ? keys : p.most_keys;
 }
 
-// Keys of the sequence's token that has the most.
+// Counts the keys of the sequence's token that has the most.
 DEVICE uint32_t keys_of_sequence(const PagedParams& p, uint32_t sequence) {
   uint32_t most = 0;
   if (sequence >= p.sequences) return 0;
@@ -95,19 +95,19 @@ DEVICE uint32_t keys_of_sequence(const PagedParams& p, uint32_t sequence) {
   return most;
 }
 
-// Blocks of a share of a sequence: number first, first + step, ... below end.
+// Blocks of a share in one sequence: first, first + step, ... below end.
 struct Blocks {
   uint32_t first, end, step;
 
   DEVICE uint32_t count() const { return first < end ? ceil_div(end - first, step) : 0; }
 };
 
-// Producer, one warp: q, weights and rows of a sequence. `ask` starts all loads, `finish` hands the loaded data over.
-// The first pages are asked for in between, since waiting for weights takes as long as waiting for keys.
+// Producer, one warp: loads q, weights and rows of a sequence. `ask` starts all loads, `finish` stores the loaded data
+// for the math warps. The loads of the first pages start in between, because weights take as long to arrive as keys.
 struct SequenceLoad {
-  // If a column's token takes a division, loading more weights at once needs registers that the producer lacks.
+  // If a column's token needs a division, loading more weights at once needs more registers than the producer has.
   static constexpr uint32_t kAll = ceil_div(kTileColumns, 32), kAtOnce = kHeads & (kHeads - 1) ? 2 : kAll;
-  uint32_t sequence, keys;  // of this lane's token
+  uint32_t sequence, keys;  // `keys`: of this lane's token
   float weights[kAtOnce];
 
   DEVICE void ask_weights(const PagedParams& p, uint32_t first, uint32_t lane) {
@@ -148,21 +148,21 @@ struct SequenceLoad {
   }
 };
 
-// Producer, one warp: the pages of blocks of a sequence. Each lane holds an entry of the table, of 32 / kPages blocks.
+// Producer, one warp: pages of a sequence's blocks. Each lane holds an entry of the table: of 32 / kPages blocks in all.
 struct Entries {
   uint32_t held, page;
 
-  // Loads entries of blocks from `first` on, up to the end of the table's row, so contexts need not be known yet.
+  // Loads entries for blocks from `first` on, up to the end of the table's row, so the contexts need not be known yet.
   DEVICE void load(const PagedParams& p, uint32_t sequence, uint32_t first, uint32_t step, uint32_t lane) {
     page = (first + lane / kPages * step) * kPages + lane % kPages;
     held = page * kPage < p.most_keys ? ptx::ld_global_b32(p.table + sequence * p.table_pitch + page) : p.cache_blocks;
   }
 
-  // A page without keys becomes a block that the cache does not have, whose box TMA fills with zeros.
+  // Replaces the entry of a page without keys by a block that the cache does not have: TMA fills its box with zeros.
   DEVICE void cut(const PagedParams& p, uint32_t keys) { held = page * kPage < keys ? held : p.cache_blocks; }
 };
 
-// Loads blocks whose entries are held: entries `held` to `end` - 1. Entry 0 belongs to the sequence's block `first`.
+// Loads blocks whose entries are held, from entry `held` to `end` - 1. Entry 0 belongs to the sequence's block `first`.
 DEVICE void load_blocks(const PagedParams& p, SharedStorage& shared, const Blocks& blocks, uint32_t& held, uint32_t end,
                         const Entries& entries, uint32_t first, RingPosition& at, uint32_t lane) {
 #pragma unroll 1
@@ -181,11 +181,11 @@ DEVICE void load_blocks(const PagedParams& p, SharedStorage& shared, const Block
   }
 }
 
-// The sequences and segments where this CTA's share begins and ends, as the schedule says. For up to 32 sequences the
-// warp computes the share itself: it needs their contexts anyway, and saves a wait for memory.
+// The sequences and segments where this CTA's share begins and ends, by the schedule. For up to 32 sequences the warp
+// computes the share itself: it needs the contexts anyway, and saves one wait for memory.
 struct Share {
   ptx::Uint2 begin, end;
-  uint32_t keys;  // of the sequence with this lane's number, if the share is computed
+  uint32_t keys;  // of the sequence whose index is this lane's, if the share is computed
 
   DEVICE static bool is_computed(const PagedParams& p) { return p.sequences <= 32; }
 
@@ -198,7 +198,7 @@ struct Share {
     keys = keys_of_sequence(p, lane);
     const uint32_t segments = ceil_div(keys, kSegmentKeys);
     const uint32_t sum = sum_up_to_lane(segments, lane);  // of the sequences up to this lane's
-    // If the segments do not divide evenly, the first shares get one more. (The schedule's product would need 64 bits.)
+    // If the segments do not divide evenly, the first shares get one more. (The schedule's formula would need 64 bits.)
     const uint32_t total = ptx::shfl_sync(sum, 31), each = total / shares, longer = total - each * shares;
     const uint32_t first = share * each + (share < longer ? share : longer);
     begin = place(first, sum, segments);
@@ -206,31 +206,31 @@ struct Share {
   }
 
  private:
-  // The sequence and segment of segment `number` of the line. Behind the last segment: sequence 32, which is none.
+  // Returns the sequence and segment of the line's segment `number`. After the last: sequence 32, which is none.
   DEVICE static ptx::Uint2 place(uint32_t number, uint32_t sum, uint32_t segments) {
     const uint32_t sequence = ptx::popc(ptx::ballot_sync(sum <= number));
     return {sequence, number - ptx::shfl_sync(sum - segments, sequence)};
   }
 };
 
-// An idle warp prefetches the table to the L2, a line for each lane, as far as the lanes of all CTAs reach. The
-// producer waits for entries of the table twice.
+// An idle warp prefetches the table to the L2, one line for each lane, as far as the lanes of all CTAs reach: the
+// producer waits twice for entries of the table.
 DEVICE void prefetch_table(const PagedParams& p, uint32_t lane) {
   constexpr uint32_t kLineEntries = 32;
   const uint64_t entry = static_cast<uint64_t>(ptx::block_index() * 32 + lane) * kLineEntries;
   if (entry < p.sequences * p.table_pitch) ptx::prefetch_l2(p.table + entry);
 }
 
-// Producer, one warp.
+// Producer, one warp: loads the sequences of the CTA's share.
 DEVICE void load_share(const PagedParams& p, SharedStorage& shared, const Share& share, uint32_t lane) {
   const ptx::Uint2 begin = share.begin, end = share.end;
   const uint32_t half = ptx::block_index() % p.splits;
   RingPosition at;
   SlotPosition slot_at;
-  // Starts to load the first sequence's entries while contexts are loaded.
+  // Starts to load the first sequence's entries while contexts are being loaded.
   Entries entries;
   if (begin.x < p.sequences) entries.load(p, begin.x, begin.y + half, p.splits, lane);
-  // Lanes look at 32 sequences at a time, since a padded batch has sequences without keys.
+  // Lanes check 32 sequences at a time, because a padded batch has sequences without keys.
   const bool is_computed = Share::is_computed(p);
 #pragma unroll 1
   for (uint32_t window = is_computed ? 0 : begin.x; window <= end.x && window < p.sequences; window += 32) {
@@ -279,7 +279,7 @@ KERNEL(kNumThreads, 1) fp8_paged_mqa_logits(GRID_CONSTANT PagedParams p) {
   if (ptx::warp_index() == 0 && ptx::elect_sync()) init_tiles(p, shared);
   ptx::griddepcontrol_wait();
   Share share = {};
-  // These loads are on their way while barriers are initialized.
+  // These loads are in flight while barriers are initialized.
   if (ptx::warp_index() == kNumMathWarps) share.find(p, lane);
   if (ptx::warp_index() == kNumMathWarps + 1) prefetch_table(p, lane);
   ptx::syncthreads();

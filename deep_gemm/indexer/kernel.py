@@ -1,4 +1,4 @@
-"""The kernels of indexer/fp8_mqa_logits.cuh and indexer/fp8_paged_mqa_logits.cuh: launches of the indexer's logits."""
+"""The kernels of indexer/fp8_mqa_logits.cuh and indexer/fp8_paged_mqa_logits.cuh, and their launches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IN_PAGES = Kernel("fp8_paged_mqa_logits", "PagedParams", reachable_pages, code=c
 
 
 def kernel_of(p: Logits) -> Kernel[LogitsConfig]:
-    """Give the kernel of a problem."""
+    """Return the kernel of a problem."""
     return IN_PAGES if isinstance(p, PagedLogits) else IN_ROWS
 
 
@@ -50,14 +50,14 @@ def config_of(p: Logits) -> LogitsConfig:
 
 
 def run(p: Logits) -> None:
-    """Compute the logits on the GPU that the operands are on."""
+    """Compute the logits on the GPU of the operands."""
     device, config = p.q.get_device(), config_of(p)
     ctas = grid(config, p, num_sms_of(gpu_of(device).num_sms))
     kernel_of(p).run(config, values_of(config, p, ctas), ctas, device)
 
 
 def grid(config: LogitsConfig, p: Logits, num_sms: int) -> Any:
-    """Count CTAs: one on each SM, or for each possible block if there are fewer; for pages, one for each share.
+    """Count the CTAs: one on each SM, or one for each possible block if these are fewer; for pages, one for each share.
 
     A share has two CTAs if the schedule was made for at most half of the SMs.
     """
@@ -69,7 +69,7 @@ def grid(config: LogitsConfig, p: Logits, num_sms: int) -> Any:
 
 
 def values_of(config: LogitsConfig, p: Logits, ctas: Any) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the kernel's parameters by member."""
     depth = config.depth
     q = TensorMap(ElementType.UINT8, (depth, p.q.numel() // depth), (depth,), (depth, config.columns), depth)
     return {

@@ -1,11 +1,11 @@
-// The schedule of fp8_paged_mqa_logits: all segments of all sequences in one line, cut into equal, contiguous shares.
+// The schedule of fp8_paged_mqa_logits: all sequences' segments in one line, divided into equal, contiguous shares.
 //
 //   segments of a sequence = segments of the longest context of its tokens
-//   row s                  = sequence and number of the segment that is number total * s / shares of the line
-//   last row               = one behind the last segment
+//   row s                  = sequence of the line's segment number total * s / shares, and its number in the sequence
+//   last row               = the position after the last segment
 //
-// One CTA. Each thread adds up some successive sequences; the search for a row finds the thread, then the sequence. So
-// a row never names a sequence without segments, unless no sequence has segments: then all rows are zeros.
+// One CTA. Each thread adds up several consecutive sequences; the search for a row finds the thread, then the sequence.
+// So a row never names a sequence without segments, unless no sequence has segments: then all rows are zeros.
 #pragma once
 #include "config.cuh"
 #include "lanes.cuh"
@@ -18,12 +18,12 @@ struct PlanParams {
   int32_t* schedule;        // [shares + 1, 2]
   uint32_t sequences, next_n, shares;
 };
-#include "plan_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "plan_params_layout.cuh"  // asserts that the layout of PlanParams is what core/params.py packs
 
 constexpr uint32_t kWarps = kNumThreads / 32;
 
 struct SharedStorage {
-  uint32_t ends[kNumThreads];  // segments of the sequences of this thread and of all threads below
+  uint32_t ends[kNumThreads];  // segments of the sequences of this thread and of all earlier threads
   uint32_t of_warps[kWarps];
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "PlanConfig.shared_bytes and SharedStorage differ");
@@ -42,7 +42,7 @@ KERNEL(kNumThreads, 1) plan_paged_contexts(GRID_CONSTANT PlanParams p) {
   const uint32_t thread = ptx::thread_index(), warp = thread / 32, lane = ptx::lane_index();
   const uint32_t per_thread = ceil_div(p.sequences, kNumThreads);
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start, and runs up to its own wait
   uint32_t sum = 0;
   for (uint32_t i = 0; i < per_thread; ++i) {
     const uint32_t sequence = thread * per_thread + i;
@@ -65,7 +65,7 @@ KERNEL(kNumThreads, 1) plan_paged_contexts(GRID_CONSTANT PlanParams p) {
     if (total) {
       const bool is_last = row == p.shares;
       const uint32_t wanted = is_last ? total - 1 : static_cast<uint32_t>(static_cast<uint64_t>(total) * row / p.shares);
-      uint32_t owner = 0;  // the first thread whose sum is more than `wanted`
+      uint32_t owner = 0;  // the first thread whose sum exceeds `wanted`
 #pragma unroll 1
       for (uint32_t step = kNumThreads / 2; step; step /= 2)
         if (ptx::ld_shared_b32(&shared.ends[owner + step - 1]) <= wanted) owner += step;

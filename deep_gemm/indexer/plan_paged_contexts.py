@@ -1,4 +1,4 @@
-"""The kernel of indexer/plan_paged_contexts.cuh: how it is compiled, and launched for the contexts of sequences."""
+"""The kernel of indexer/plan_paged_contexts.cuh: its configuration, and its launch for the contexts of sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .check import SEGMENT_KEYS
 
 @dataclass(frozen=True)
 class PlanConfig(Config):
-    """The one configuration."""
+    """The only configuration of `plan_paged_contexts`."""
 
     num_threads: int = 512
     segment_keys = SEGMENT_KEYS
@@ -26,7 +26,7 @@ class PlanConfig(Config):
         return (self.num_threads + self.num_threads // 32) * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """Yield (holds, rule) pairs for a configuration that the kernel can be built for."""
+        """Yield (holds, rule) pairs; the kernel can be built if all hold."""
         yield self.num_threads in (128, 256, 512, 1024), "128, 256, 512 or 1024 threads"
 
 
@@ -35,12 +35,12 @@ KERNEL: Kernel[PlanConfig] = Kernel("plan_paged_contexts", "PlanParams", lambda:
 
 
 def run(contexts: Tensor, schedule: Tensor) -> None:
-    """Write the schedule on the GPU that the contexts are on."""
+    """Write the schedule on the GPU of the contexts."""
     KERNEL.run(CONFIG, values_of(contexts, schedule), 1, contexts.get_device())
 
 
 def values_of(contexts: Tensor, schedule: Tensor) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the kernel's parameters by member."""
     return {
         "contexts": contexts,
         "schedule": schedule,

@@ -1,4 +1,4 @@
-"""The indexer's logits and schedules on the CPU: the definition of the arithmetic."""
+"""The indexer's logits and schedules on the CPU, which define the arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCORES_AT_A_TIME = 1 << 24
 
 
 def mqa_logits(p: MqaLogits) -> None:
-    """Compute the logits of each token's range. Other logits become -inf if logits are cleaned, else they stay."""
+    """Compute the logits of each token's range. Other logits become -inf if logits are cleaned, else stay unchanged."""
     tokens, heads, _ = p.q.shape
     num_keys = p.keys.shape[0]
     keys = p.keys.float()
@@ -36,7 +36,7 @@ def mqa_logits(p: MqaLogits) -> None:
 
 
 def paged_mqa_logits(p: PagedLogits) -> None:
-    """Compute the logits of each token's keys. Logits behind a token's context stay."""
+    """Compute the logits of each token's keys. Logits after a token's context stay unchanged."""
     sequences, next_n, _, _ = p.q.shape
     contexts = p.contexts.view(sequences, -1).expand(sequences, next_n)
     contexts = contexts.clamp(0, min(p.logits.shape[1], p.table.shape[1] * p.cache.shape[1]))
@@ -60,7 +60,7 @@ def keys_of(p: PagedLogits, sequence: int, length: int) -> tuple[Tensor, Tensor]
 
 
 def schedule(contexts: Tensor, out: Tensor) -> None:
-    """Cut the segments of all sequences, in one line, into equal shares: where each begins, and where the last ends."""
+    """Divide all segments, in one line, into equal shares; store where each share begins, and where the last ends."""
     sequences, shares = contexts.shape[0], out.shape[0] - 1
     longest = contexts.reshape(sequences, -1).clamp(min=0).long().amax(1) if sequences else contexts.long()
     segments = -(-longest // SEGMENT_KEYS)

@@ -1,4 +1,4 @@
-"""Programs of 2025 import the products from here; `deep_gemm` itself has them all."""
+"""The products under the module path from which programs for DeepGEMM's 2025 version import them."""
 
 from ..gemm.api.dense import (
     gemm_fp8_fp8_bf16_nt as gemm_fp8_fp8_bf16_nt,
@@ -11,4 +11,4 @@ from ..gemm.api.grouped import (
 )
 from . import utils as utils
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers

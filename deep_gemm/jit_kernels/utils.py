@@ -1,4 +1,4 @@
-"""Programs of 2025 import layouts and settings from here."""
+"""Layouts and settings under the module path from which programs for DeepGEMM's 2025 version import them."""
 
 from ..casts.scales import get_col_major_tma_aligned_tensor as get_col_major_tma_aligned_tensor
 from ..core.check.layout import ceil_div as ceil_div, get_tma_aligned_size as get_tma_aligned_size
@@ -8,4 +8,4 @@ from ..core.settings import (
     set_num_sms as set_num_sms,
 )
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers

@@ -1,6 +1,6 @@
-"""Comparing and timing products. Programs of this family import these names from here or from the modules.
+"""Functions that compare and time products. Programs for DeepGEMM import these names from here or from the modules.
 
-The module `bench` is hidden by the function of its name, as elsewhere in the family; `import_module` finds it.
+The function `bench` hides the module of that name, as it does in DeepGEMM; `import_module` finds the module.
 """
 
 from . import numeric as numeric, utils as utils
@@ -13,4 +13,4 @@ from .bench import (
 from .numeric import assert_bitwise_equal as assert_bitwise_equal, calc_diff as calc_diff, count_bytes as count_bytes
 from .utils import get_arch_major as get_arch_major, ignore_env as ignore_env, test_filter as test_filter
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers

@@ -1,4 +1,4 @@
-"""Timing on a GPU."""
+"""Functions that time calls on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ L2_FLUSH_BYTES = 512 << 20
 
 
 def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high_precision: bool = False) -> float:
-    """Get the mean GPU time of a call in seconds. The calls run back to back between two events.
+    """Measure the mean GPU time of a call in seconds. The calls run one after another between two events.
 
     `high_precision` first fills the GPU's queue with work, so that the time does not include waits for the host.
     """
@@ -45,12 +45,12 @@ def bench_kineto(
     with_multiple_kernels: bool = False,
     barrier: Callable[[], Any] | None = None,
 ) -> float | tuple[float, ...]:
-    """Get the mean GPU time, in seconds, of the kernels whose names contain each of the given texts.
+    """Measure the mean GPU time, in seconds, of the kernels whose names contain each of the given texts.
 
-    One text gives one time, several give a tuple. The L2 is flushed before every call unless `flush_l2` is false.
-    A call may launch several kernels that match a text only with `with_multiple_kernels`, which adds their times up.
-    A text that matches no kernel gives 0. `barrier` is called ahead of every call, so that several processes begin it
-    together.
+    One text returns one time, several texts return a tuple. The L2 is flushed before every call unless `flush_l2` is
+    false. If a call launches several kernels that match a text, pass `with_multiple_kernels`, which adds up their
+    times. The time of a text that matches no kernel is 0. `barrier` is called before every call, so that several
+    processes begin the call together.
     """
     _need_gpu("bench_kineto")
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
@@ -96,7 +96,7 @@ empty_suppress = contextlib.nullcontext
 
 @contextlib.contextmanager
 def suppress_stdout_stderr() -> Iterator[None]:
-    """Send both streams to /dev/null, including what native code writes to them."""
+    """Send stdout and stderr to /dev/null, including the output of native code."""
     with Path(os.devnull).open("w") as null, contextlib.ExitStack() as stack:
         for descriptor in (1, 2):
             saved = os.dup(descriptor)

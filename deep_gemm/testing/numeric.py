@@ -1,4 +1,4 @@
-"""Comparing tensors, and counting their bytes."""
+"""Functions that compare tensors, and count their bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..core.check.checks import same_device, tensor
 
 
 def calc_diff(x: Tensor, y: Tensor) -> Tensor:
-    """Get the share by which two tensors differ, 1 - 2 <x, y> / (<x, x> + <y, y>): 0 if equal, in FP64.
+    """Measure the difference of two tensors, 1 - 2 <x, y> / (<x, x> + <y, y>), in FP64: 0 if they are equal.
 
-    About half the square of the relative error, so 1e-3 means a relative error of 4.5%. Two zero tensors differ by 0.
+    The result is about half the square of the relative error: 1e-3 means an error of 4.5%. Two zero tensors return 0.
 
     >>> calc_diff(torch.ones(4), torch.ones(4)).item()
     0.0
@@ -27,7 +27,7 @@ def calc_diff(x: Tensor, y: Tensor) -> Tensor:
 
 
 def count_bytes(*tensors: Any) -> int:
-    """Count the bytes of tensors, and of those in tuples and lists; None counts nothing.
+    """Count the bytes of tensors, also of tensors in tuples and lists; None counts 0.
 
     >>> count_bytes(torch.ones(4), (torch.ones(2), None))
     24
@@ -42,9 +42,9 @@ def count_bytes(*tensors: Any) -> int:
 
 
 def assert_bitwise_equal(x: Tensor, y: Tensor, label: str = "") -> None:
-    """Raise an AssertionError unless two tensors have one type, one shape and the same bytes; a NaN equals its like.
+    """Raise an AssertionError unless two tensors have the same type, shape and bytes; NaNs of equal bytes are equal.
 
-    It names the first element that differs, and begins with `label`.
+    The error's text begins with `label` and names the first element that differs.
 
     >>> assert_bitwise_equal(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), "gate")
     Traceback (most recent call last):

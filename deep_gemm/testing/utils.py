@@ -1,4 +1,4 @@
-"""Tests that run under conditions."""
+"""Decorators for tests that run under conditions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def get_arch_major() -> int:
-    """Get the major number of the GPU's architecture; without a GPU 9 (Hopper), for which kernels are compiled."""
+    """Return the major number of the GPU's architecture; without a GPU 9 (Hopper), the target of the kernels."""
     return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else HOPPER
 
 
 @contextmanager
 def ignore_env(name: str, condition: Callable[[], bool]) -> Iterator[None]:
-    """Decorate a function to run without an environment variable while `condition()` holds."""
+    """Decorate a function to run without an environment variable if `condition()` holds."""
     saved = os.environ.pop(name, None) if condition() else None
     try:
         yield
@@ -32,7 +32,7 @@ def ignore_env(name: str, condition: Callable[[], bool]) -> Iterator[None]:
 
 
 def test_filter(condition: Callable[[], bool]) -> Callable[[Function], Function]:
-    """Decorate a test to run only while `condition()` holds; otherwise it says that it is left out."""
+    """Decorate a test to run only if `condition()` holds; otherwise the test prints that it is left out."""
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -47,4 +47,4 @@ def test_filter(condition: Callable[[], bool]) -> Callable[[Function], Function]
     return decorate
 
 
-test_filter.__test__ = False  # type: ignore[attr-defined]  # no test itself, to pytest
+test_filter.__test__ = False  # type: ignore[attr-defined]  # pytest must not collect it as a test

@@ -1,4 +1,4 @@
-"""Programs of this family start groups of processes, gather from them and print from them with these."""
+"""Functions with which programs for DeepGEMM start groups of processes, gather tensors from them, and print."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DEFAULT_PORT = 8361
 
 
 def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, dist.ProcessGroup]:
-    """Join a group of processes, `num_local_ranks` on each host, and get this one's rank, their number and the group.
+    """Join a group of processes, `num_local_ranks` on each host; return the rank, the number of ranks and the group.
 
-    `MASTER_ADDR` and `MASTER_PORT` say where they meet; `WORLD_SIZE` and `RANK` count hosts, not processes. With GPUs
-    each process takes the one of its local rank and the backend is NCCL, without any it is Gloo.
+    The processes meet at `MASTER_ADDR` and `MASTER_PORT`; `WORLD_SIZE` and `RANK` count hosts, not processes. With GPUs
+    each process uses the GPU of its local rank, and the backend is NCCL; without GPUs the backend is Gloo.
     """
     num_hosts, host = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -38,7 +38,7 @@ def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, dist.Pro
 
 
 def uneven_all_gather(tensor: Tensor, dim: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Join the tensors of all processes along `dim`. Their sizes may differ along `dim` only."""
+    """Concatenate the tensors of all processes along `dim`. Their sizes may differ along `dim` only."""
     # all_gather needs equal sizes, so every process sends its tensor padded to the longest.
     sizes: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(sizes, tensor.shape[dim], group=group)
@@ -52,7 +52,7 @@ def uneven_all_gather(tensor: Tensor, dim: int = 0, group: dist.ProcessGroup | N
 
 
 def dist_print(*values: object, once_in_node: bool = False, **how: Any) -> None:
-    """Print from each process in turn, or with `once_in_node` from the first of each host; without a group at once."""
+    """Print from each rank in turn, or with `once_in_node` from each host's first rank; without a group, just print."""
     if not dist.is_initialized():
         print(*values, **how)
         return

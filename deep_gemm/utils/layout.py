@@ -1,4 +1,4 @@
-"""Functions of layouts and alignment, in the module that DeepGEMM's callers import them from."""
+"""Functions for layouts and alignment, under the module path from which programs for DeepGEMM import them."""
 
 from functools import partial as _partial
 
@@ -19,6 +19,6 @@ from ..core.settings import (
     set_mk_alignment_for_contiguous_layout as set_mk_alignment_for_contiguous_layout,
 )
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers
 __getattr__ = _partial(_refuse, __name__)
-"""Says what to use instead of a name that other libraries of this family have."""
+"""Raises an error that says what to use instead of a name that DeepGEMM has and this package lacks."""

@@ -1,4 +1,4 @@
-"""Programs of this family import casts and sizes from here."""
+"""Casts and size functions under the module path from which programs for DeepGEMM import them."""
 
 from functools import partial as _partial
 
@@ -19,6 +19,6 @@ from ..casts.scales import pack_ue8m0_to_int as pack_ue8m0_to_int, unpack_ue8m0_
 from ..compat.absent import refuse as _refuse
 from ..core.check.layout import align as align, ceil_div as ceil_div
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers
 __getattr__ = _partial(_refuse, __name__)
-"""Says what to use instead of a name that other libraries of this family have."""
+"""Raises an error that says what to use instead of a name that DeepGEMM has and this package lacks."""

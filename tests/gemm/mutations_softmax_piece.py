@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation("the first row's sum", _KERNEL, "p.lse + row", "p.lse", shows_in=BACKWARD),
     Mutation("the first row's factor", _KERNEL, "p.factors + row", "p.factors", shows_in=BACKWARD),
     Mutation("no column is the token's", _KERNEL, "== token ? 1.f : 0.f", "== token ? 0.f : 0.f", shows_in=BACKWARD),
-    Mutation("gradients are written before all have loaded", _KERNEL, "      ptx::syncthreads();  // all have loaded\n", "", shows_in=BACKWARD),
+    Mutation("gradients are written before all have loaded", _KERNEL, "      ptx::syncthreads();  // all threads have loaded their logits\n", "", shows_in=BACKWARD),
     Mutation("gradients behind the last are written", _KERNEL, "if (first + column_of(i) < p.columns)\n          ptx::st", "ptx::st", shows_in=BACKWARD),
     Mutation("columns of a lane follow each other", _KERNEL, "i / 4 * (4 * kLanes) + i % 4", "i"),
 ]  # fmt: skip

@@ -61,61 +61,61 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
     "needs at least 2 stages": [{"num_stages": 1}],
     "needs 1 or 2 CTAs that share an operand": [{"cluster_m": 4}, {"cluster_m": 2, "cluster_n": 2}, {"cluster_n": 0}],
     "needs panel rows of 32, 64, 128 or 256 bytes": [{PANEL: 0}, {PANEL: 256}, {PANEL: 128, "is_fp32": True}],
-    "needs panel rows of 256 bytes for FP32 alone, and not for grouped rows": [
+    "needs panel rows of 256 bytes only for an FP32 D whose rows are not grouped": [
         {PANEL: 128},
         {"is_fp32": True, "work": works.COUNTS},
     ],
     "needs panels that fill a tile": [{"block_n": 96}, {"panels_per_store": 3}, {"panels_per_store": 0}],
     "needs at least 1 store buffer": [{"num_store_buffers": 0}],
     "needs a raster of at least 1 tile": [{"raster_group": 0}],
-    "needs FP32 output where it is added to D": [{"adds_to_d": True}],
-    "needs C added in one way, not both": [{"is_fp32": True, "panel_columns": 32, "with_c": True, "adds_to_d": True}],
+    "needs an FP32 D if the product is added to D": [{"adds_to_d": True}],
+    "needs only one way to add C": [{"is_fp32": True, "panel_columns": 32, "with_c": True, "adds_to_d": True}],
     "needs 1 to 8 CTAs that split k": [{"cluster_k": 9}],
-    "needs k split, or an operand shared, not both": [{"cluster_k": 2, "cluster_m": 2}],
-    "needs no addition by TMA where k is split": [{"cluster_k": 2, "is_fp32": True, PANEL: 32, "adds_to_d": True}],
+    "needs a split of k or a shared operand, not both": [{"cluster_k": 2, "cluster_m": 2}],
+    "needs no addition to D by TMA if k is split": [{"cluster_k": 2, "is_fp32": True, PANEL: 32, "adds_to_d": True}],
     "needs panels that fill half a tile": [
         {"work": works.COUNTS, "block_m": 256, "block_n": 96, PANEL: 32, "panels_per_store": 2, "num_stages": 3}
     ],
     "needs scales of all columns on both sides or on none": [{"sfa": WHOLE}, {"sfb": WHOLE}],
-    "needs k whole where there are heads": [{"work": works.HEADS, "cluster_k": 2}],
-    "needs no clusters where rows are grouped": [{"work": works.IDS, "cluster_n": 2}],
-    "needs only A shared where groups are along k": [{**OF_DEPTHS, "cluster_m": 2}, {**OF_DEPTHS, "cluster_k": 2}],
-    "needs no addition to D where rows are grouped": [{**OF_IDS, "adds_to_d": True, "is_fp32": True, PANEL: 32}],
-    "needs scales of B for each row where groups are along k": [{"work": works.DEPTHS}],
-    "needs code for a tail where each group may have one": [{**OF_DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2}],
-    "needs a plain BF16 product without a split of k where columns of D are skipped": [
+    "needs no split of k for heads": [{"work": works.HEADS, "cluster_k": 2}],
+    "needs no clusters if rows are grouped": [{"work": works.IDS, "cluster_n": 2}],
+    "needs only A shared if groups are along k": [{**OF_DEPTHS, "cluster_m": 2}, {**OF_DEPTHS, "cluster_k": 2}],
+    "needs no addition to D if rows are grouped": [{**OF_IDS, "adds_to_d": True, "is_fp32": True, PANEL: 32}],
+    "needs scales of B for each row if groups are along k": [{"work": works.DEPTHS}],
+    "needs code for a tail, because each group may have one": [{**OF_DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2}],
+    "needs a plain BF16 product without a split of k if columns of D are skipped": [
         {"epilogue": epilogues.TO_HEADS, "with_c": True}
     ],
-    "needs a BF16 D without C or a split of k, and the work and operands that its epilogue is made for": [
+    "needs a BF16 D without C or a split of k, and the work and operands that its epilogue supports": [
         {"epilogue": epilogues.SILU},
         {"work": works.COUNTS, "epilogue": epilogues.TO_ADDRESSES},
     ],
-    "needs units of 128 columns, one or two, where rows are activated": [{**OF_SILU, "unit_n": 64}],
-    "needs tiles of 256 columns where gate and up lie apart": [
+    "needs one or two units of 128 columns if rows are activated": [{**OF_SILU, "unit_n": 64}],
+    "needs tiles of 256 columns if gate is apart from up": [
         {**OF_SILU, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128}
     ],
     "needs a scale of A for each 128, 64 or 32 columns, or for all": [{"sfa": Scales(2, 128)}],
-    "needs no heads, depths or activation where scales are finer than 128 columns": [{**OF_HEADS, "sfa": PER_64}],
-    "needs one box of A's scales if they are finer": [{**OF_IDS, "sfa": PER_64, "block_m": 256, "num_stages": 3}],
-    "needs 128 columns where blocks of B are smaller": [{"sfb": Scales(32, 32), "block_n": 64}],
-    "needs one k-block at a time where its parts may fold": [{"sfb": Scales(64, 64), "run_k_blocks": 2}],
-    "needs 1 or 2 math warpgroups that share nothing where blocks of B are smaller": [
+    "needs no heads, depths or activation if scales are finer than 128 columns": [{**OF_HEADS, "sfa": PER_64}],
+    "needs one TMA box of A's finer scales": [{**OF_IDS, "sfa": PER_64, "block_m": 256, "num_stages": 3}],
+    "needs 128 columns if scales of B cover smaller blocks": [{"sfb": Scales(32, 32), "block_n": 64}],
+    "needs one k-block at a time if its parts may fold": [{"sfb": Scales(64, 64), "run_k_blocks": 2}],
+    "needs 1 or 2 math warpgroups, and no shared operand, if scales of B cover smaller blocks": [
         {"sfb": Scales(32, 32), "cluster_m": 2}
     ],
-    "needs 1 or 2 math warpgroups where B is converted": [{**FP4, "block_m": 192, "num_math_warpgroups": 3}],
-    "needs whole tiles where B is converted": [{**FP4, "work": works.IDS, "unit_n": 64}],
-    "needs no shared operand where B is converted: other tiles may have other passes": [{**FP4, "cluster_m": 2}],
-    "needs registers that are left for another D than BF16": [{**FP4, "block_m": 256, "with_c": True, "num_stages": 3}],
-    "needs 64 or 128 columns where B is converted": [
+    "needs 1 or 2 math warpgroups if B is converted": [{**FP4, "block_m": 192, "num_math_warpgroups": 3}],
+    "needs whole tiles if B is converted": [{**FP4, "work": works.IDS, "unit_n": 64}],
+    "needs no shared operand if B is converted: tiles may differ in passes": [{**FP4, "cluster_m": 2}],
+    "needs at most 128 rows for FP4 unless D is BF16": [{**FP4, "block_m": 256, "with_c": True, "num_stages": 3}],
+    "needs 64 or 128 columns if B is converted": [
         {**FP4, "block_n": 112, "panel_columns": 16},
         {**FP4, "block_n": 160, "unit_n": 32, "panel_columns": 32},
     ],
-    "needs one k-block and unit at a time where units are left out": [
+    "needs runs of one k-block, and one set of sums, if units may be skipped": [
         {**FP4, "work": works.COUNTS, "block_m": 256, "num_partials": 2, "num_stages": 3}
     ],
     "needs 1 or 2 sets of partial sums": [{"num_partials": 3}],
-    "needs runs that fill 32 blocks of k": [{"run_k_blocks": 3}],
-    "needs longer runs, if a tail is left by them": [{"has_tail": True}],
+    "needs runs whose length divides 32 k-blocks": [{"run_k_blocks": 3}],
+    "needs runs of several k-blocks if there is a tail": [{"has_tail": True}],
     "needs 256 accumulators in 232 registers": [{"block_n": 256, "num_stages": 3}],
     "needs 300032 of 232448 bytes shared": [{"num_stages": 8}],
 }

@@ -201,7 +201,7 @@ def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         (AS_BOTH, "accumulate: expected C to be D itself or, with_c, another tensor, got both"),
         ({"num_groups": 2}, "num_groups: expected 1 without groups, got 2"),
         ({"groups": "rows"}, "groups: expected ids, ends, counts, depths, heads or None, got 'rows'"),
-        ({"groups": "ids", "with_c": True}, "groups: expected no C for rows by ids, got one"),
+        ({"groups": "ids", "with_c": True}, "groups: expected no C for groups of rows (ids), got one"),
         (
             {"groups": "depths", "d_dtype": torch.bfloat16, "accumulate": True},
             "d_dtype: expected torch.float32, got torch.bfloat16",

@@ -347,7 +347,7 @@ def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytes
         ("explain 0 8 128", "deep_gemm: m: expected"),
         ("explain 64 12 128", "deep_gemm: n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
         ("explain 64 8 100", "deep_gemm: k: expected a multiple of 16, got 100"),
-        ("explain 64 8 128 --groups ids --with-c", "deep_gemm: groups: expected no C for rows by ids"),
+        ("explain 64 8 128 --groups ids --with-c", "deep_gemm: groups: expected no C for groups of rows (ids)"),
         ("explain 64 8 128 --row-scales --groups heads", "deep_gemm: recipe_a: expected (1, 128), got (1, 0)"),
         ("compile 8,128 --row-scales --groups depths", "deep_gemm: recipe_a: expected (1, 128) for a"),
         ("explain 64 8 128 --gpu B200", "deep_gemm: gpu: expected H200, H100, H20 or None, got 'B200'"),

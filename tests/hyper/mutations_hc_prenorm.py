@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation("teams walk through all stages", _K, "stage + kTeams, parity", "stage + 1, parity"),
     Mutation("turns without a k-block are not announced", _K, "        ptx::mbarrier_arrive(full);\n", ""),
     Mutation("turns without a k-block are not given back", _K, "      release(shared.ring, slot, lane);\n", ""),
-    Mutation("lanes miss a phase", _K, "      ptx::syncwarp();  // all lanes have seen the phase that the release lets end\n", ""),
+    Mutation("lanes miss a phase", _K, "      ptx::syncwarp();  // all lanes have seen this phase, which the release may end\n", ""),
     Mutation("a unit's turns end with its k-blocks", _K, "return k_block + ceil_div(end_k_block - k_block, kTeams) * kTeams;", "return end_k_block;"),
     Mutation("teams send in the name of one", _K, "units.rank * kTeams + team, 0,", "units.rank * kTeams, 0,"),
     Mutation("rows are overwritten before all are read", _K, "  ptx::syncwarp();\n#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const", "#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const"),

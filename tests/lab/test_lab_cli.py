@@ -121,8 +121,8 @@ def test_inspect_fails_and_tells_why_where_a_gate_fails(monkeypatch: pytest.Monk
         ("inspect --block-n wide", "Invalid value for '--block-n'"),
         ("inspect --output fp16", "Invalid value for '--output'"),
         ("inspect --cluster-n 4", "256x128/n4 bf16: needs 1 or 2 CTAs that share an operand"),
-        ("inspect --adds-to-d", "needs FP32 output where it is added to D"),
-        ("inspect --output fp32 --adds-to-d --with-c", "needs C added in one way, not both"),
+        ("inspect --adds-to-d", "needs an FP32 D if the product is added to D"),
+        ("inspect --output fp32 --adds-to-d --with-c", "needs only one way to add C"),
         ("inspect --block-n 256", "256x256 bf16: needs 320 accumulators in 232 registers"),
         ("sim int8_gemm", "kernel: expected one of fp8_gemm, bf16_gemm, fp8_gemm_decode, "),
         ("sim --config 1x1", "config: expected one of ['64x32 bf16', "),
@@ -132,7 +132,7 @@ def test_inspect_fails_and_tells_why_where_a_gate_fails(monkeypatch: pytest.Monk
         ("sim --block-m 100", "block_m: expected one of [64, 128, 192, 256], got 100"),
         ("sim --block-m 256 --block-n 256", "256x256 bf16 run 1: needs 320 accumulators in 232 registers"),
         ("sim --cluster-n 4", "128x128/n4 bf16 tail: needs 1 or 2 CTAs that share an operand"),
-        ("sim --adds-to-d", "128x128 bf16+d tail: needs FP32 output where it is added to D"),
+        ("sim --adds-to-d", "128x128 bf16+d tail: needs an FP32 D if the product is added to D"),
     ],
 )
 def test_mistakes_are_refused_in_words(line: str, message: str) -> None:

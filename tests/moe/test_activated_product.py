@@ -127,7 +127,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"d": (torch.zeros(3, 64).to(FP8), torch.ones(3, 1))}, "d: expected shape (m, n / 2) = (3, 128), got (3, 64)"),
     (
         {"d": (torch.zeros(3, 128).to(FP8), torch.ones(3, 2))},
-        "sfd: expected scales that lie m-major, as products load them, got strides (2, 1)",
+        "sfd: expected m-major scales, as products load them, got strides (2, 1)",
     ),
 ]
 

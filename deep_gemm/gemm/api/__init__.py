@@ -1,1 +1,1 @@
-"""Public functions of products, and the product that each is."""
+"""Public functions that compute products, each beside the `Product` that describes it."""

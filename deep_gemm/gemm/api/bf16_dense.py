@@ -14,9 +14,9 @@ from ..ask.bf16 import bf16_problem
 from ..product import Product, run
 
 bf16_product = partial(Product, has_scales=False, wants_checks=requires_gradient)
-"""States a product of BF16."""
+"""Make the `Product` of a BF16 function: operands have no scales, and an operand with a gradient needs the checks."""
 DENSE = {
-    # An A given as [k, m] has its rows along m, so other rows make another A.
+    # m is the second dimension of an A given as [k, m], so a record of its call holds for one m only.
     major: bf16_product(
         f"bf16_gemm_{major}",
         partial(bf16_problem, major=major),
@@ -39,14 +39,14 @@ def bf16_gemm_nt(
 ) -> Tensor | None:
     """Compute D = C + A @ B.T of BF16 matrices, summed in FP32 and rounded once.
 
-    - `a`: `[m, k]`; `b`: `[n, k]`. Either dimension may be contiguous, the stride of the other is a multiple of 8. k is
-      a multiple of 8 too, unless both are contiguous along m and n.
-    - `d`: `[m, n]`, torch.bfloat16 or torch.float32, n a multiple of 8 or 4. Where it is given the function returns
-      None; where it is left out the function makes it, of C's type, else BF16, and returns it.
-    - `c`: added in FP32; of D's shape and type, D itself or disjoint from it; or a bias `[n]`, BF16 or FP32.
+    - `a`: `[m, k]`; `b`: `[n, k]`. Each has one contiguous dimension; the stride of the other is a multiple of 8.
+      k is a multiple of 8 too, unless A is contiguous along m and B along n.
+    - `d`: `[m, n]`, torch.bfloat16 or torch.float32, n a multiple of 8 or 4. If `d` is given, the function returns
+      None; if not, it makes D in C's type (BF16 without C) and returns it.
+    - `c`: added in FP32; it has D's shape and type, and is D itself or disjoint from D; or a bias `[n]`, BF16 or FP32.
 
-    On a GPU a row's bits depend on its row of A, on B and on its row of C alone, whatever m is. `compiled_dims` is
-    accepted and changes no result; `alpha` and `epilogue` are accepted as None.
+    On a GPU the bits of a row of D depend only on its row of A, on B and on its row of C, not on m. `compiled_dims` is
+    accepted and changes no result; `alpha` and `epilogue` must be None.
 
     >>> bf16_gemm_nt(torch.ones(2, 16).bfloat16(), torch.ones(8, 16).bfloat16())[0, 0].item()
     16.0

@@ -39,16 +39,16 @@ def einsum(
 ) -> Tensor | None:
     """Compute one of four expressions of BF16 tensors, summed in FP32 in a fixed order and rounded once.
 
-    - "bmk,bnk->mn": the sum over b of `a[b] @ b[b].T`; k is a multiple of 64. `d`: BF16 or FP32. If `c` is `d`, in
-      FP32, the sum is added to D; there is no other C.
-    - "bhr,hdr->bhd": each head's rows of tokens times its weights `[d, r]`; "bhd,hdr->bhr": the same with the weights
-      transposed. `d`: BF16 or FP32.
-    - "bhd,bhr->hdr": the gradient of the weights. `d`: FP32 or BF16, made as FP32.
+    - "bmk,bnk->mn": the sum over b of `a[b] @ b[b].T`; k is a multiple of 64. `d`: BF16 or FP32. `c` is None, or `d`
+      itself in FP32, and then the sum is added to D.
+    - "bhr,hdr->bhd": each head's rows of tokens times the head's weights `[d, r]`; "bhd,hdr->bhr": the same with the
+      weights transposed. `d`: BF16 or FP32.
+    - "bhd,bhr->hdr": the gradient of the weights. `d`: FP32 or BF16; the function makes an FP32 D if `d` is left out.
 
-    Operands lie in any strides that 16 bytes divide, if only one of the dimensions of a product is contiguous: a part
-    of a wider tensor will do. The last dimension of D is contiguous. `c` is added in FP32: of D's type and shape, D
-    itself or disjoint from it. Where `d` is given the function returns None; where it is left out the function makes it
-    and returns it. `use_cublaslt` is accepted and changes nothing, `epilogue` is accepted as None.
+    Each matrix of `a` and `b` is contiguous along one of its dimensions; all other strides are multiples of 16 bytes,
+    so an operand may be a part of a wider tensor. The last dimension of D is contiguous. `c` is added in FP32; it has
+    D's type and shape, and is D itself or disjoint from D. If `d` is given, the function returns None; if not, it makes
+    D and returns it. `use_cublaslt` is accepted and changes nothing; `epilogue` must be None.
 
     >>> x, w = torch.ones(3, 2, 16).bfloat16(), torch.ones(2, 8, 16).bfloat16()
     >>> einsum("bhr,hdr->bhd", x, w)[:, 0, 0].tolist()
@@ -62,7 +62,7 @@ def einsum(
 def batched_syrk(a: Tensor, d: Tensor) -> None:
     """Compute D = A @ A.T of each matrix of a batch, as optimizers that orthogonalize gradients do.
 
-    `a`: BF16 `[batch, n, k]`, n and k multiples of 8; `d`: BF16 or FP32 `[batch, n, n]`, apart from A.
+    `a`: BF16 `[batch, n, k]`, n and k multiples of 8; `d`: BF16 or FP32 `[batch, n, n]`, disjoint from A.
 
     >>> a, d = torch.ones(2, 8, 16).bfloat16(), torch.empty(2, 8, 8)
     >>> batched_syrk(a, d)
@@ -73,10 +73,10 @@ def batched_syrk(a: Tensor, d: Tensor) -> None:
 
 
 def batched_symm(a: Tensor, b: Tensor, d: Tensor) -> None:
-    """Compute D = A @ B of symmetric matrices whose product is symmetric too, such as two powers of one.
+    """Compute D = A @ B of symmetric matrices whose product is symmetric too, such as two powers of one matrix.
 
-    `a`, `b`: BF16 `[batch, n, n]`, n a multiple of 8; `d`: BF16 or FP32 of that shape, apart from both. Whether A and B
-    are symmetric is checked on the CPU alone, because the host reads no value of a GPU.
+    `a`, `b`: BF16 `[batch, n, n]`, n a multiple of 8; `d`: BF16 or FP32 of that shape, disjoint from A and B. The
+    function checks on the CPU alone that A and B are symmetric, because the host reads no values from a GPU.
 
     >>> a, d = torch.ones(2, 8, 8).bfloat16(), torch.empty(2, 8, 8)
     >>> batched_symm(a, a, d)
@@ -87,12 +87,12 @@ def batched_symm(a: Tensor, b: Tensor, d: Tensor) -> None:
         if checks.tensor(name, x).dim() != 3 or x.shape[1] != x.shape[2]:
             raise ValueError(f"{name}: expected shape (batch, n, n), got {tuple(x.shape)}")
         if checks.on_host(x) and not torch.equal(x, x.mT):
-            raise ValueError(f"{name}: expected symmetric matrices, got others; einsum multiplies those")
+            raise ValueError(f"{name}: expected symmetric matrices, got one that is not; einsum takes any matrices")
     _batched(a, b, d)
 
 
 def _batched(a: Tensor, b: Tensor, d: Tensor) -> None:
-    """Multiply each A with the transpose of its B: the matrices of a batch are heads, and their rows tokens."""
+    """Multiply each A with its B transposed, as a product of heads: each batch entry is a head, each row a token."""
     for name, x in (("a", a), ("d", d)):
         if checks.tensor(name, x).dim() != 3:
             raise ValueError(f"{name}: expected shape (batch, rows, columns), got {tuple(x.shape)}")

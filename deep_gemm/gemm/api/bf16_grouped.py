@@ -40,7 +40,7 @@ ACTIVATED = replace(
         product.ask(a, b, d, **product.inputs_of(c, said))
     ),
 )
-"""The first product of experts, by ends and without a bias, activated. Torch has no operator for it."""
+"""The first product of experts, with group ends and no bias, followed by SwiGLU. Torch has no operator for it."""
 MASKED = bf16_product(
     "m_grouped_bf16_gemm_nt_masked", bf16_masked_problem, ("expected_m",), ("masked_m", "bias"), has_gradients=True
 )
@@ -63,7 +63,7 @@ def product_of_bf16_rows(
     by_ends: bool = False,
     is_behind_cast: bool = False,
 ) -> None:
-    """Compute `product_of_stacked_rows` of BF16, or with `by_ends` `product_of_stacked_groups`."""
+    """Compute `product_of_stacked_rows` in BF16, or with `by_ends` `product_of_stacked_groups`."""
     run(BEHIND_CAST if is_behind_cast else OF_EXPERTS, a, b, d, layout, (by_ends, False), bias)
 
 
@@ -81,14 +81,13 @@ def m_grouped_bf16_gemm_nt_contiguous(
 ) -> Tensor | None:
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
 
-    - `a`: `[m, k]`, contiguous along k, which is a multiple of 8; `b`: `[groups, n, k]`, contiguous along n or k; `d`:
-      `[m, n]`, BF16 or FP32, made and returned where it is left out.
-    - `grouped_layout`: int32 `[m]`, the group of each row, -1 for none; or with `use_psum_layout=True` int32
-      `[groups]`, where each group's rows end. Groups are of any size, and need no padding.
+    - `a`: `[m, k]`, contiguous along k, a multiple of 8; `b`: `[groups, n, k]`, contiguous along n or k; `d`: `[m, n]`,
+      BF16 or FP32, made and returned if it is left out.
+    - `grouped_layout`: int32 `[m]`, the group of each row, -1 for no group; or with `use_psum_layout=True` int32
+      `[groups]`, where each group's rows end. Groups have any size, and need no padding.
       Both forms, rows without a group and `bias` are as for `m_grouped_fp8_gemm_nt_contiguous`.
 
-    Where `d` is left out the product has gradients: of `a`, and of `b` in the type of `b`. `epilogue` is accepted as
-    None.
+    If `d` is left out, the product has gradients: of `a`, and of `b` in the type of `b`. `epilogue` must be None.
 
     >>> layout = torch.tensor([0, 1, -1], dtype=torch.int32)
     >>> a, b = torch.ones(3, 16).bfloat16(), torch.ones(2, 8, 16).bfloat16()
@@ -134,8 +133,9 @@ def m_grouped_bf16_gemm_nt_masked(
 ) -> Tensor | None:
     """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
 
-    `a`: `[groups, max_m, k]`; `b`, `d` and gradients as for `m_grouped_bf16_gemm_nt_contiguous`, D with a dimension of
-    groups; `masked_m`: int32 `[groups]`. Rows of D from `masked_m[g]` on are undefined. `expected_m` is a hint.
+    `a`: `[groups, max_m, k]`; `b`, `d` and gradients as for `m_grouped_bf16_gemm_nt_contiguous`, but D is
+    `[groups, max_m, n]`; `masked_m`: int32 `[groups]`. Rows of D from `masked_m[g]` on are undefined. `expected_m` is a
+    hint for choosing a kernel.
 
     >>> a, b = torch.ones(2, 3, 16).bfloat16(), torch.ones(2, 8, 16).bfloat16()
     >>> m_grouped_bf16_gemm_nt_masked(a, b, masked_m=torch.tensor([3, 1], dtype=torch.int32))[:, 0, 0].tolist()
@@ -163,14 +163,14 @@ def k_grouped_bf16_gemm_tn_contiguous(
 ) -> Tensor | None:
     """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g.T @ b_g`.
 
-    - `a`: `[sum of ks, m]`, `b`: `[sum of ks, n]`, with the groups' rows one group after another; m and n are multiples
-      of 8. Rows behind the last group's are not read.
-    - `ks_cpu`: the groups' rows, of any number, on the host. `grouped_layout`: the same as an int32 tensor on the
-      operands' device, or with `use_psum_layout=True` where each group ends. Without `ks_cpu` only the GPU reads it:
-      the host waits for nothing, and a captured graph follows the tensor's values at the time of its replay. Groups are
-      cut off at the end of `a`.
-    - `d`: `[groups, m, n]`, BF16 or FP32, made and returned, FP32 or of C's type, where it is left out; `c`: added in
-      FP32, D itself or disjoint from it. An empty group gives C, or zero.
+    - `a`: `[sum of ks, m]`, `b`: `[sum of ks, n]`, the groups' rows one group after another; m and n are multiples of
+      8. Rows after the last group are not read.
+    - `ks_cpu`: each group's number of rows, on the host. `grouped_layout`: the same numbers as an int32 tensor on the
+      operands' device, or with `use_psum_layout=True` the row where each group ends. Without `ks_cpu` only the GPU
+      reads the tensor: the host does not wait, and a replay of a captured graph uses the tensor's values at that time.
+      Groups are cut off at the end of `a`.
+    - `d`: `[groups, m, n]`, BF16 or FP32; if left out, made in C's type (FP32 without C) and returned; `c`: added in
+      FP32, D itself or disjoint from D. An empty group's part of D is C, or zero.
 
     >>> a, b = torch.ones(24, 8).bfloat16(), torch.ones(24, 8).bfloat16()
     >>> k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=[16, 0, 8])[:, 0, 0].tolist()

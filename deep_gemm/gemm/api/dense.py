@@ -20,7 +20,7 @@ from ..product import FREE, Product, run
 
 
 def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, **inputs: Any) -> Problem:
-    fp8("b", pair("b", b)[0])  # FP4 needs another recipe, and this function takes none
+    fp8("b", pair("b", b)[0])  # FP4 needs another recipe, and this function accepts none
     return dense_problem(a, b, d, **inputs)
 
 
@@ -34,7 +34,7 @@ DENSE = {
 NT, NN, TN, TT = DENSE.values()
 GRADIENT_NT = replace(NT, ask=_ask_gradient)
 BEHIND_CAST = replace(NT, on_gpu=partial(launch, is_behind_cast=True))
-"""`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream."""
+"""`fp8_gemm_nt` for an `a` that the launch just before on the same stream has cast."""
 
 
 @accepts_every_form()
@@ -58,17 +58,17 @@ def fp8_gemm_nt(
       row-major or in the m-major form of `get_mn_major_tma_aligned_tensor`, which the kernels load directly.
     - `b`: values `[n, k]`, contiguous along k; scales `[ceil(n / 128), ceil(k / 128)]`, one for each 128x128 block.
       With `recipe=(1, 1, 128)` one for each row and 128 columns instead: `[n, ceil(k / 128)]`.
-    - `recipe` (1, 32, 32), (1, 64, 64) or (1, 1, 32): finer scales of both, FP32 or UE8M0 in bytes or int32 words.
-    - `recipe_a`, `recipe_b` (1, 0): a scale for all of k, `[m, 1]` or `[n, 1]`; (0, 0): one number for the tensor.
-    - `d`: `[m, n]`, torch.bfloat16 or torch.float32. Where it is given the function returns None; where it is left out
-      the function makes it, of C's type, else BF16 (FP32 with `recipe=(1, 1, 128)`), and returns it.
-    - `c`: added to the product in FP32; of D's shape and type, D itself or disjoint from it, or a bias `[n]`, BF16 or
-      FP32, which each row gets.
+    - `recipe` (1, 32, 32), (1, 64, 64) or (1, 1, 32): finer scales of A and B, FP32, or UE8M0 in bytes or int32 words.
+    - `recipe_a`, `recipe_b` (1, 0): one scale for a whole row, `[m, 1]` or `[n, 1]`; (0, 0): one number for the tensor.
+    - `d`: `[m, n]`, torch.bfloat16 or torch.float32. If `d` is given, the function returns None; if not, it makes D in
+      C's type, else BF16 (FP32 with `recipe=(1, 1, 128)`), and returns it.
+    - `c`: added to the product in FP32; it has D's shape and type, and is D itself or disjoint from D; or a bias `[n]`,
+      BF16 or FP32, added to each row.
 
     k is a multiple of 16, n of 8 (BF16 output) or 4 (FP32); addresses are multiples of 16 bytes. `recipe_a` and
-    `recipe_b` state a recipe side by side. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result:
-    FP32 scales are never rounded. `alpha` and `epilogue` are accepted as None: scales hold any factor already. There is
-    no gradient; use the layers of `deep_gemm.nn` to get one. In grad mode, operands that were computed from a tensor
+    `recipe_b` state the recipe of each side alone. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no
+    result: FP32 scales are never rounded. `alpha` and `epilogue` must be None: scales can hold any factor. The function
+    has no gradient; the layers of `deep_gemm.nn` have one. In grad mode, operands that were computed from a tensor
     with `requires_grad` are refused.
 
     >>> x, w = torch.randn(4, 256), torch.randn(128, 256)
@@ -97,7 +97,7 @@ def fp8_gemm_nn() -> None:
 
 @like(fp8_gemm_nt, NT="TN", compiled_dims="mn")
 def fp8_gemm_tn() -> None:
-    """Compute `fp8_gemm_nt` with A given as `[k, m]`, B as `[k, n]`, and the scales of both transposed likewise.
+    """Compute `fp8_gemm_nt` with A given as `[k, m]`, B as `[k, n]`, and the scales of A and B transposed too.
 
     >>> (x, sx), (w, sw) = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
     >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
@@ -120,7 +120,7 @@ def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) 
     """Accumulate a weight gradient: D += A @ B.T, with one scale for each row and 128 columns on both sides.
 
     `a` is `[m, k]` with scales `[m, ceil(k / 128)]`, `b` `[n, k]` with scales `[n, ceil(k / 128)]`, `d` FP32 `[m, n]`.
-    Where `d` is left out, the product alone is returned.
+    If `d` is left out, the function returns the product alone.
 
     >>> a, b = per_token_cast_to_fp8(torch.ones(4, 128)), per_token_cast_to_fp8(torch.ones(8, 128))
     >>> grad = torch.ones(4, 8)
@@ -143,9 +143,9 @@ gemm_fp8_fp8_bf16_nt = fp8_gemm_nt
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute D = C + A @ B.T of ordinary tensors through torch: A `[m, k]`, B `[n, k]`.
 
-    A and B are of one type, BF16, FP16, FP32 or FP64; D is of that type, or FP32 where theirs has 16 bits. Or they are
-    FP8 values without scales, torch.float8_e4m3fn, and D is BF16 or FP32. C is of D's type, and D itself or disjoint
-    from it.
+    A and B have one type, BF16, FP16, FP32 or FP64; D has that type too, or FP32 if that type has 16 bits. Or A and B
+    are FP8 values without scales, torch.float8_e4m3fn, and D is BF16 or FP32. C has D's type, and is D itself or
+    disjoint from D.
 
     >>> d = torch.empty(2, 3)
     >>> cublaslt_gemm_nt(torch.ones(2, 4), torch.ones(3, 4), d)
@@ -193,11 +193,11 @@ def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -
 
 
 def _fp8_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """A @ B of FP8 values with scale 1, in the type that is asked for, where torch has such a product, else in FP32."""
+    """A @ B of FP8 values with scale 1, in type `dtype` if torch has such a product on this device, else in FP32."""
     if not a.is_cuda or a.numel() == 0 or b.numel() == 0:
         return a.float() @ b.float()
     k, n = b.shape
-    a, b = a.contiguous(), b.t().contiguous().t()  # as cuBLASLt takes FP8: both along k
+    a, b = a.contiguous(), b.t().contiguous().t()  # cuBLASLt requires FP8 operands contiguous along k
     if (k | n | a.data_ptr() | b.data_ptr()) % ADDRESS_ALIGNMENT == 0:
         one = torch.ones((), device=a.device, dtype=torch.float32)
         return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=False)

@@ -20,7 +20,7 @@ from ..product import FREE, Product, by_operator, run
 
 
 def _no_operator(*_: object) -> Tensor | None:
-    raise NotImplementedError("products of experts' rows: torch has no operator for them, so nothing traces them")
+    raise NotImplementedError("products of experts' rows: torch has no operator for them, so they cannot be traced")
 
 
 CONTIGUOUS_NT, CONTIGUOUS_NN = (
@@ -33,7 +33,7 @@ CONTIGUOUS_NT, CONTIGUOUS_NN = (
     )
     for major in ("nt", "nn")
 )
-"""Products of stacked rows; B is given as `[groups, n, k]`, or turned."""
+"""Products of stacked rows; B is `[groups, n, k]` for nt, `[groups, k, n]` for nn."""
 BEHIND_CAST = replace(CONTIGUOUS_NT, on_gpu=partial(launch, is_behind_cast=True))
 BY_64 = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, of_a=PER_64), as_operator=_no_operator, free=())
 BY_ENDS = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, alignment=1), as_operator=_no_operator)
@@ -68,14 +68,14 @@ def m_grouped_fp8_gemm_nt_contiguous(
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
 
     - `a`: values `[m, k]` and scales `[m, ceil(k / 128)]`; `b`: values `[groups, n, k]` and scales
-      `[groups, ceil(n / 128), ceil(k / 128)]`; groups may share a weight by a stride of 0 (`w.expand(...)`);
-      `d`: `[m, n]`, BF16 or FP32, made and returned where it is left out.
+      `[groups, ceil(n / 128), ceil(k / 128)]`; groups may share one weight through a stride of 0 (`w.expand(...)`);
+      `d`: `[m, n]`, BF16 or FP32, made and returned if it is left out.
     - `grouped_layout`: int32 `[m]`, the group of each row. Rows of a group form runs of any length, in any order; -1
-      skips a row. With `use_psum_layout=True` it is int32 `[groups]`: group g owns the rows from `ends[g - 1]`, aligned
+      skips a row. With `use_psum_layout=True` it is int32 `[groups]`: group g has the rows from `ends[g - 1]`, aligned
       to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`. Left out, it means `num_groups` groups of equal size.
-    - Rows without a group that share a 128-aligned block of rows with one that has a group are written as zeros. Any
-      other row without a group is neither read nor written. With offsets, zeros are written up to the next group's
-      aligned start, unless `ensure_zero_padding` is False; with ids it changes nothing, as callers expect.
+    - A row without a group is written as zeros if it shares a 128-aligned block of rows with a row of a group. Any
+      other row without a group is neither read nor written. With ends, zeros are written up to the next group's aligned
+      start, unless `ensure_zero_padding` is False; with ids that argument changes nothing, as callers expect.
     - `bias`: FP32 or BF16 `[groups, n]`, added in FP32 to each row of a group. BF16 is converted in each call.
 
     The other keywords are as for `fp8_gemm_nt`; `expected_m_for_psum_layout` is accepted as a hint. `b` may be FP4
@@ -95,7 +95,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
 
 @like(m_grouped_fp8_gemm_nt_contiguous, CONTIGUOUS_NT="CONTIGUOUS_NN")
 def m_grouped_fp8_gemm_nn_contiguous() -> None:
-    """Compute `m_grouped_fp8_gemm_nt_contiguous` with B `[groups, k, n]` and its scales transposed likewise.
+    """Compute `m_grouped_fp8_gemm_nt_contiguous` with B `[groups, k, n]` and the scales of B transposed too.
 
     >>> a, (w, sw) = per_token_cast_to_fp8(torch.ones(2, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> m_grouped_fp8_gemm_nn_contiguous(a, (w.mT, sw.mT), num_groups=2)[:, 0].tolist()
@@ -122,13 +122,13 @@ def m_grouped_fp8_gemm_nt_masked(
     """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
 
     - `a`: values `[groups, max_m, k]` and scales `[groups, max_m, ceil(k / 128)]`; `b`: as for
-      `m_grouped_fp8_gemm_nt_contiguous`; `d`: `[groups, max_m, n]`, BF16 or FP32, made and returned where left out.
-    - `masked_m`: int32 `[groups]`, on the operands' device; the host never reads it there, so that a captured CUDA
+      `m_grouped_fp8_gemm_nt_contiguous`; `d`: `[groups, max_m, n]`, BF16 or FP32, made and returned if it is left out.
+    - `masked_m`: int32 `[groups]`, on the operands' device. The host never reads it from a GPU, so a captured CUDA
       graph can be replayed with other counts.
-    - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m where it is left out.
+    - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m if it is left out.
     - `bias`: as for `m_grouped_fp8_gemm_nt_contiguous`.
 
-    Rows from `masked_m[g]` on may hold anything, and `d` stays unchanged there.
+    Rows of `a` from `masked_m[g]` on may hold anything, and those rows of `d` stay unchanged.
 
     >>> a, b = per_token_cast_to_fp8(torch.ones(2, 4, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> d = torch.zeros(2, 4, 8)
@@ -159,14 +159,14 @@ def k_grouped_fp8_gemm_nt_contiguous(
 ) -> Request:
     """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g @ b_g.T`.
 
-    - `a`: values `[m * sum(ks)]`, the concatenation of each group's row-major `[m, k_g]`, and scales
-      `[m, sum(ceil(k_g / 128))]`; `b`: the same with n. `k_grouped_cast_to_fp8` makes them.
-    - `ks`: the groups' k, multiples of 16, on the host; None where only the GPU knows them. `ks_tensor`: the same as an
-      int32 tensor on the operands' device. With `use_psum_layout=True` the tensor holds where each group ends along k
-      instead. All ends but the last must be multiples of `get_mk_alignment_for_contiguous_layout()`.
-    - `d`: FP32 `[groups, m, n]`, made and returned where it is left out, or BF16 if there is no C; `c`: added, FP32, D
-      itself or disjoint from it. An empty group gives C, or zero.
-    - `use_padded_sf_layout` and `epilogue`: accepted as False and None.
+    - `a`: values `[m * sum(ks)]`, the row-major `[m, k_g]` of each group one after another, and scales
+      `[m, sum(ceil(k_g / 128))]`; `b`: the same with n in place of m. `k_grouped_cast_to_fp8` makes both.
+    - `ks`: the groups' k, multiples of 16, on the host; None if only the GPU knows them. `ks_tensor`: the same numbers
+      in an int32 tensor on the operands' device. With `use_psum_layout=True` the tensor holds instead the k where each
+      group ends. All ends but the last must be multiples of `get_mk_alignment_for_contiguous_layout()`.
+    - `d`: FP32 `[groups, m, n]`, made and returned if it is left out; BF16 is allowed without C. `c`: FP32, added to
+      the product, D itself or disjoint from D. An empty group's part of D is C, or zero.
+    - `use_padded_sf_layout` and `epilogue`: must be False and None.
 
     >>> ks = [128, 0, 16]
     >>> a, b = k_grouped_cast_to_fp8(torch.ones(4, 144), ks), k_grouped_cast_to_fp8(torch.ones(8, 144), ks)
@@ -185,10 +185,10 @@ def k_grouped_fp8_gemm_nt_contiguous(
 def k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
     a: Operand, b: Operand, d: Tensor | None = None, ks: Sequence[int] | None = None
 ) -> Request:
-    """Accumulate the weight gradients of experts, in the form of 2025: `d[g] += a_g @ b_g.T`.
+    """Accumulate the weight gradients of experts, with the arguments of DeepGEMM's 2025 version: `d[g] += a_g @ b_g.T`.
 
-    As `k_grouped_fp8_gemm_nt_contiguous`, with scales `[sum(ceil(k_g / 128)), m]` and `[sum(ceil(k_g / 128)), n]`.
-    Where `d` is left out, the products alone are returned.
+    Like `k_grouped_fp8_gemm_nt_contiguous`, with scales `[sum(ceil(k_g / 128)), m]` and `[sum(ceil(k_g / 128)), n]`.
+    If `d` is left out, the function returns the products alone.
 
     >>> (x, sx), (y, sy) = (k_grouped_cast_to_fp8(torch.ones(rows, 144), [128, 16]) for rows in (4, 8))
     >>> grads = torch.ones(2, 4, 8)
@@ -217,7 +217,7 @@ def product_of_stacked_rows(
     *,
     is_behind_cast: bool = False,
 ) -> None:
-    """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of unpadded rows: D stays unchanged in rows of id -1.
+    """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of unpadded rows: rows of D whose id is -1 stay unchanged.
 
     `is_behind_cast`: as for `launch.run`.
     """
@@ -227,10 +227,10 @@ def product_of_stacked_rows(
 def product_of_stacked_groups(
     a: Operand, b: Operand, d: Tensor, ends: Tensor, recipes: Recipes = NO_RECIPES, bias: Tensor | None = None
 ) -> None:
-    """Compute the same by the groups' ends, each group right behind the one before; D's rows past the last stay."""
+    """Multiply stacked rows by ends, without gaps between groups; rows of D after the last group stay unchanged."""
     run(BY_ENDS, a, b, d, ends, (recipes, None, True, False), bias)
 
 
 def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
-    """Compute the same, but A has a scale for each row and 64 columns, as `activated_product_of_rows` makes them."""
+    """Compute `product_of_stacked_rows`; A has a scale per row and 64 columns, as `activated_product_of_rows` makes."""
     run(BY_64, a, b, d, ids, (NO_RECIPES, None, False, False))

@@ -1,6 +1,6 @@
-"""Products of many small matrices at once, in the notation of `torch.einsum`, and products into the parts of heads.
+"""Products of many small matrices at once, in the notation of `torch.einsum`, and products stored in parts of heads.
 
-Columns between a left and a right part of a head stay as they are.
+Columns between the left and the right part of a head stay unchanged.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ def fp8_einsum(
     recipe: Recipe = RECIPE_1D2D,
     epilogue: None = None,
 ) -> Tensor | None:
-    """Multiply each head's matrices, FP8 with FP32 scales: b tokens, h heads, vectors of d and of r numbers.
+    """Multiply each head's matrices, FP8 with FP32 scales: b tokens, h heads, vectors of length d and r.
 
-    - "bhr,hdr->bhd": each head's rows of tokens times its weights `[d, r]`. `a`: values `[b, h, r]` and scales
+    - "bhr,hdr->bhd": each head's rows of tokens times the head's weights `[d, r]`. `a`: values `[b, h, r]` and scales
       `[b, h, ceil(r / 128)]`; `b`: values `[h, d, r]` and scales `[h, ceil(d / 128), ceil(r / 128)]`, or with
       `recipe=(1, 1, 128)` `[h, d, ceil(r / 128)]`; `d`: `[b, h, d]`, BF16 or FP32.
     - "bhd,hdr->bhr": the same with the weights transposed. `a` is `[b, h, d]` with scales `[b, h, ceil(d / 128)]`, `b`
-      as before, but its values are copied; `d`: `[b, h, r]`.
+      as before, but the function copies its values; `d`: `[b, h, r]`.
     - "bhd,bhr->hdr": the gradient of the weights, with `recipe=(1, 1, 128)`. `a`: values `[b, h, d]` and scales
-      `[ceil(b / 128), h, d]`; `b`: values `[b, h, r]` and scales `[ceil(b / 128), h, r]`; both values are copied. `d`:
-      FP32 `[h, d, r]`, or BF16 without `c`, which is FP32.
+      `[ceil(b / 128), h, d]`; `b`: values `[b, h, r]` and scales `[ceil(b / 128), h, r]`; the function copies both
+      values. `d`: FP32 `[h, d, r]`, or BF16 without `c`; `c` is FP32.
 
-    `c` is added in FP32: of D's type and shape, D itself or disjoint from it.
+    `c` is added in FP32; it has D's type and shape, and is D itself or disjoint from D.
 
-    Values are contiguous along their last dimension; their other strides are any multiples of 16 bytes, so a part of a
-    wider tensor will do. Scales may have any strides. Kernels load the scales of `a` as they are if tokens are
-    contiguous: `get_mn_major_tma_aligned_tensor(scales.transpose(0, 1)).transpose(0, 1)`. Where `d` is given the
-    function returns None; where it is left out the function makes it and returns it. `epilogue` is accepted as None.
+    Values are contiguous along their last dimension; their other strides may be any multiples of 16 bytes, so values
+    may be a part of a wider tensor. Scales may have any strides. Kernels load the scales of `a` without a copy if
+    tokens are contiguous: `get_mn_major_tma_aligned_tensor(scales.transpose(0, 1)).transpose(0, 1)`. If `d` is given,
+    the function returns None; if not, it makes D and returns it. `epilogue` must be None.
 
     >>> a = per_token_cast_to_fp8(torch.ones(3, 2, 256))
     >>> w = per_block_cast_to_fp8(torch.ones(2, 128, 256))
@@ -72,7 +72,7 @@ def fp8_einsum(
     if expr == ALONG_TOKENS:
         return _along_tokens(a, b, d, c, recipe)
     made = run(PRODUCTS[expr], a, b, d, c, ((recipe, None, None),))
-    return None if made is None else made.transpose(0, 1)  # a problem has its heads first
+    return None if made is None else made.transpose(0, 1)  # a problem's first dimension is heads
 
 
 def _as_operator(
@@ -88,7 +88,7 @@ def _as_operator(
 
 
 def _product(expr: str) -> Product:
-    """State the product of an expression."""
+    """Make the `Product` of an expression."""
 
     def as_operator(_: Product, a: Operand, b: Operand, d: Any, c: Any, said: tuple[Recipes], *__: None) -> Any:
         made = _as_operator(expr, a, b, d, c, said[0][0] or RECIPE_1D2D)
@@ -101,11 +101,11 @@ PRODUCTS = {expr: _product(expr) for expr in (BY_HEADS, BY_HEADS_TURNED)}
 
 
 def _along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> Tensor | None:
-    """Compute a product of groups along k; each group is a head with all tokens."""
+    """Compute the gradient of the weights as groups along k: each group is a head with all tokens."""
     tokens, heads = check_along_tokens(a, b, d, c, recipe)
     depth = align(tokens, K_MULTIPLE)
     operands = []
-    for values, scales in (tuple(x.detach() for x in operand) for operand in (a, b)):  # copies of leaves are no leaves
+    for values, scales in (tuple(x.detach() for x in operand) for operand in (a, b)):  # a copied leaf is no leaf
         width = values.shape[2]
         rows_of_heads = values.new_empty(heads, width, depth)
         rows_of_heads.view(torch.uint8)[..., tokens:] = 0
@@ -120,7 +120,7 @@ SKIP_HEAD_MID = Product(
     skip_problem,
     ("recipes", "head_splits"),
     (),
-    lambda product, a, b, d, *more: by_operator(product, a, b, checks.tensor("d", d), *more),  # none makes D
+    lambda product, a, b, d, *more: by_operator(product, a, b, checks.tensor("d", d), *more),  # D is never made
 )
 
 
@@ -133,16 +133,16 @@ def fp8_gemm_nt_skip_head_mid(
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
 ) -> None:
-    """Compute A @ B.T into the heads of D, leaving columns between a left and a right part of each as they are.
+    """Compute A @ B.T into D, whose heads have a left and a right part; columns between the two stay unchanged.
 
     With `head_splits = (left, mid, right)` the product has `left + right` columns for each head, and D has `left`,
     then `mid` unwritten columns, then `right`. So column j of the product goes to column
     `j + (j + right) // (left + right) * mid` of D.
 
-    - `a`, `b`: as `fp8_gemm_nt` takes them, B's scales one for each 128x128 block.
+    - `a`, `b`: as for `fp8_gemm_nt`, B with one scale for each 128x128 block.
     - `d`: `[m, n / (left + right) * (left + mid + right)]`, torch.bfloat16.
-    - `head_splits`: left and right are multiples of 16, mid is one of 8, and n is a multiple of left + right. The
-      kernels store 64 columns at a time if left and right are multiples of 64, else 32 or 16.
+    - `head_splits`: left and right are multiples of 16, mid is a multiple of 8, and n is a multiple of left + right.
+      The kernels store 64 columns at a time if left and right are multiples of 64, else 32 or 16.
 
     `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result.
 

@@ -1,1 +1,1 @@
-"""Checks of calls: each gives the problem of a call, or raises an error that names the wrong argument."""
+"""Checks of calls: each function returns the `Problem` of a call, or raises an error that names the wrong argument."""

@@ -1,7 +1,7 @@
 """Checks of calls of BF16 products: of matrices, of grouped rows and of groups along k.
 
-Kernels get views, whatever the caller's notation: A `[m, k]`, B `[n, k]`, either dimension contiguous. Only strides
-tell how an operand lies.
+Kernels get views, whatever the caller's notation: A `[m, k]`, B `[n, k]`, either dimension contiguous. Only the
+strides of a view say which dimension is contiguous.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .heads import EXPRESSIONS as OF_HEADS
 from .rows import check_groups
 
 MULTIPLE = ADDRESS_ALIGNMENT // 2
-"""Elements of BF16 in TMA's unit of strides."""
+"""Strides are multiples of this many BF16 elements, because TMA counts strides in 16 bytes."""
 K_OF_SUM = 64
-"""k of the sum over products is a multiple of this many."""
+"""k of "bmk,bnk->mn" is a multiple of this number."""
 
 SUMMED = "bmk,bnk->mn"
 EXPRESSIONS = (SUMMED, *OF_HEADS)
@@ -52,7 +52,7 @@ def _unscaled(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, work: Work = DE
 
 
 def heads_problem(expr: str, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None) -> Problem:
-    """Check a product for each head. The problem has its heads first; a D that is made lies as `expr` says."""
+    """Check a product for each head. The problem's tensors begin with heads; a new D has the axes of `expr`."""
     of_a, of_b = expr.partition("->")[0].split(",")
     sizes: Sizes = {}
     a, b = operand("a", a, tuple(of_a), sizes), operand("b", b, tuple(of_b), sizes)
@@ -72,11 +72,11 @@ def heads_problem(expr: str, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor |
 
 
 def sum_problem(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None) -> Problem:
-    """Check a sum over products: D `[m, n]` alone has no dimension in front."""
+    """Check a sum over products: A and B have a first dimension of products, D `[m, n]` has none."""
     sizes: Sizes = {}
     a, b = operand("a", a, ("b", "m", "k"), sizes), operand("b", b, ("b", "n", "k"), sizes)
     if c is not None and (d is None or d.dtype != torch.float32 or c is not d):
-        raise ValueError(f"c: expected None or an FP32 d itself for {SUMMED}, got another tensor")
+        raise ValueError(f"c: expected None, or d itself in FP32, for {SUMMED}, got another tensor")
     d, c = checks.outputs({"a": a, "b": b}, d, c, ("m", "n"), sizes, torch.bfloat16)
     if sizes["k"] % K_OF_SUM:
         raise ValueError(f"k: expected a multiple of {K_OF_SUM} for {SUMMED}, got {sizes['k']}")
@@ -97,9 +97,9 @@ def bf16_contiguous_problem(
     activates: bool = False,
     limit: float | None = None,
 ) -> Problem:
-    """Check a product of stacked rows. With an `alignment` of group starts no zeros are written behind ids.
+    """Check a product of stacked rows. With ids, `ensure_zero_padding` counts only if an `alignment` is given.
 
-    `activates`: B has gate's rows first, and D `[m, n / 2]` is silu(gate) * up.
+    `activates`: the first half of B's rows is gate's, and D `[m, n / 2]` is silu(gate) * up.
     """
     sizes: Sizes = {}
     a = operand("a", a, ("m", "k"), sizes)
@@ -124,7 +124,7 @@ def bf16_contiguous_problem(
 def bf16_masked_problem(
     a: Tensor, b: Tensor, d: Tensor | None, masked_m: Tensor | None, expected_m: int | None, bias: Tensor | None = None
 ) -> Problem:
-    """Check a product of rows that are counted for each group."""
+    """Check a product of groups of rows, with the row count of each group in `masked_m`."""
     sizes: Sizes = {}
     a, b = operand("a", a, ("groups", "max_m", "k"), sizes), operand("b", b, ("groups", "n", "k"), sizes)
     masked_m = checks.int32("masked_m", masked_m, "groups", sizes["groups"])
@@ -179,9 +179,9 @@ def bf16_depths_problem(
             host_ks = of_layout
     for index, k in enumerate(host_ks or ()):
         if k < 0:
-            raise ValueError(f"ks_cpu: expected numbers of rows, got {k} at index {index}")
+            raise ValueError(f"ks_cpu: expected numbers of at least 0, got {k} at index {index}")
     if host_ks is not None and sum(host_ks) > (rows := sizes["sum_k"]):
-        raise ValueError(f"ks_cpu: expected numbers that add up to {rows}, the rows of a, or less, got {sum(host_ks)}")
+        raise ValueError(f"ks_cpu: expected a sum of at most {rows}, the rows of a, got {sum(host_ks)}")
     sizes["groups"] = len(host_ks) if host_ks is not None else counts.numel()  # type: ignore[union-attr]
     d, c = checks.outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32)
     for name, x, axis in (("a", a, "m"), ("b", b, "n")):
@@ -190,21 +190,21 @@ def bf16_depths_problem(
 
 
 def operand(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> Tensor:
-    """Check an operand's type, and give its sizes the names of their axes."""
+    """Check that an operand is BF16, and store its sizes under the names of `axes`."""
     checks.has_type(name, checks.tensor(name, x), (torch.bfloat16,))
     checks.bind(name, x, axes, sizes)
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name}: expected a tensor without a gradient, got one that requires it; call under torch.no_grad(), or "
-            "for gradients a product of grouped rows that makes its d"
+            "for gradients call a product of grouped rows without d"
         )
     return x
 
 
 def laid_out(name: str, x: Tensor, rows: str, k: str = "k") -> Tensor:
-    """Check that one of the last two dimensions is contiguous, and that TMA can step along the other.
+    """Check that one of the last two dimensions is contiguous, and that TMA accepts the stride of the other.
 
-    A dimension of size 1 may have any stride. The returned view has a stride there that a kernel can take.
+    A dimension of size 1 may have any stride. The returned view has a stride there that a kernel accepts.
     """
     if x.numel() == 0:
         return x
@@ -224,7 +224,7 @@ def laid_out(name: str, x: Tensor, rows: str, k: str = "k") -> Tensor:
     if pitch % MULTIPLE or pitch < extent:
         raise ValueError(
             f"{name}: expected a stride that is a multiple of {MULTIPLE} elements, and at least {extent}, "
-            f"across what is contiguous, got strides {x.stride()}"
+            f"for the dimension that is not contiguous, got strides {x.stride()}"
         )
     for i, size in enumerate(outer):
         if size == 1:
@@ -238,7 +238,7 @@ def laid_out(name: str, x: Tensor, rows: str, k: str = "k") -> Tensor:
 
 
 def depth(a: Tensor, b: Tensor, k: str = "k") -> None:
-    """Check the depth of a product whose operands are laid out."""
+    """Check k of a product whose operands `laid_out` has returned."""
     size = a.shape[-1]
     if size % MULTIPLE and a.numel() and b.numel() and (a.stride(-1) == 1 or b.stride(-1) == 1):
         raise ValueError(f"{k}: expected a multiple of {MULTIPLE} where an operand is contiguous along it, got {size}")

@@ -40,7 +40,7 @@ def k_grouped_problem(
     m, n = sfa.shape[0], sfb.shape[0]
     if host_ks is not None:
         sum_k, num_blocks = sum(host_ks), sum(ceil_div(k, SCALE_BLOCK) for k in host_ks)
-    else:  # only the GPU knows the sizes: their sum follows from the number of values
+    else:  # the host doesn't know the groups' sizes, but their sum follows from the number of values
         sum_k, num_blocks = (av.numel() // m if m else bv.numel() // n if n else 0), sfa.shape[1]
     for name, values, sf, axis, rows in (("a", av, sfa, "m", m), ("b", bv, sfb, "n", n)):
         checks.fp8(name, values)
@@ -57,20 +57,20 @@ def k_grouped_problem(
     if ks_tensor is not None:
         inputs["ks_tensor"] = ks_tensor
     sizes = {"groups": num_groups, "m": m, "n": n}
-    dtypes = checks.OUTPUT_TYPES if c is None else (torch.float32,)  # sums over several calls are FP32
+    dtypes = checks.OUTPUT_TYPES if c is None else (torch.float32,)  # sums over several calls need FP32
     d, c = checks.outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32, dtypes)
     return Problem(av, sfa, bv, sfb, d, c, DEPTHS, PER_ROW, ks=host_ks, ks_tensor=ks_tensor)
 
 
 def check_depths_recipe(recipe: Recipe | None) -> None:
-    """Check the recipe of a k-grouped product, which has no choice."""
+    """Check the recipe of a product grouped along k: there is only one."""
     numbers = RECIPE_1D1D if recipe is None else recipe_numbers("recipe", recipe)
     if numbers != RECIPE_1D1D:
         raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for a k-grouped product, got {numbers}")
 
 
 def _group_sizes(ks: Sequence[int] | None, ks_tensor: Tensor | None) -> tuple[tuple[int, ...] | None, int]:
-    """The groups' sizes, if the host has them in a list or a CPU tensor, and the number of groups."""
+    """The groups' sizes, or None if only the GPU has them, and the number of groups."""
     if ks is None and ks_tensor is None:
         raise ValueError("ks: expected a list, or ks_tensor with the same numbers, got neither")
     from_tensor = None

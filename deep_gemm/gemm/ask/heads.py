@@ -1,4 +1,4 @@
-"""Checks of calls of products of heads, a matrix for each, and of products into the parts of heads."""
+"""Checks of calls of products that multiply a matrix for each head, and of products stored in parts of heads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BY_HEADS, BY_HEADS_TURNED, ALONG_TOKENS = EXPRESSIONS
 
 
 def expression(expr: object, known: tuple[str, ...] = EXPRESSIONS) -> str:
-    """Check which of the known products are meant."""
+    """Check that `expr` is one of the known expressions, and return it without spaces."""
     stated = expr.replace(" ", "") if isinstance(expr, str) else expr
     if stated not in known:
         raise NotImplementedError(f"expr: expected {', '.join(known[:-1])} or {known[-1]}, got {expr!r}")
@@ -34,7 +34,7 @@ def heads_problem(
 ) -> Problem:
     """Check a product of each head's rows with its weights. A D that is left out is `[b, h, n]`, contiguous.
 
-    A, D and C lie as their callers have them, so that heads may lie inside of rows.
+    A, D and C keep their callers' strides: a head may be a part of a token's row.
     """
     of_a, of_b = expr.partition("->")[0].split(",")
     inner, turned = of_a[2], of_b[1] == of_a[2]
@@ -55,7 +55,7 @@ def heads_problem(
     _scales("sfb", sfb, f"h, {', '.join(names)}", (heads, *shape), hint)
     bv, sfb = (bv.mT, sfb.mT) if turned else (bv, sfb)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
-    # An output is checked by the names of a product: n is what TMA stores.
+    # `outputs` takes the names of a plain product: n is the dimension that TMA stores.
     d, c = checks.outputs(inputs, d, c, ("b", "h", "n"), {"b": m, "h": heads, "n": n}, torch.bfloat16)
     checks.multiple(inner, k, checks.K_MULTIPLE)
     checks.k_major("a", av)
@@ -66,7 +66,7 @@ def heads_problem(
 
 
 def check_along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> tuple[int, int]:
-    """Check a product of each head's columns, and give the numbers of tokens and heads."""
+    """Check a product that sums over tokens for each head, and return the numbers of tokens and heads."""
     if scales_of_b((recipe, None, None)) != PER_ROW:
         raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for {ALONG_TOKENS}, got {recipe}")
     sizes: Sizes = {}
@@ -82,7 +82,7 @@ def check_along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | Non
         if x is not None:
             checks.bind(name, checks.tensor(name, x), ("h", "d", "r"), sizes)
     if d is not None:
-        checks.no_overlap(inputs, d, c)  # here, because the product of groups along k sees copies
+        checks.no_overlap(inputs, d, c)  # checked here, because the product of groups along k gets copies
     return sizes["b"], sizes["h"]
 
 
@@ -93,11 +93,11 @@ def _scales(name: str, sf: Tensor, axes: str, expected: tuple[int, ...], hint: s
 
 
 PART_MULTIPLE = 16
-"""Columns of a part: the narrowest panels that kernels store."""
+"""A part must have a multiple of this number of columns: the narrowest panel that kernels store."""
 
 
 def skip_problem(a: Operand, b: Operand, d: Tensor | None, head_splits: Sequence[int], *, recipes: Recipes) -> Problem:
-    """Check a product whose D has columns between the parts of heads."""
+    """Check a product stored in parts of heads: D has more columns, `mid` between the two parts of each head."""
     sizes: Sizes = {}
     if scales_of_b(recipes) != PER_BLOCK:
         raise NotImplementedError(f"recipe: expected (1, 128, 128) or None, got {recipes[0]}")
@@ -110,13 +110,13 @@ def skip_problem(a: Operand, b: Operand, d: Tensor | None, head_splits: Sequence
     sfa = checks.scales("sfa", sfa, "m", (m,), k, 1)
     sfb = checks.scales("sfb", sfb, "n", (n,), k, SCALE_BLOCK)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
-    d = checks.tensor("d", d)  # required, as the columns between the parts are the caller's
+    d = checks.tensor("d", d)  # required: the columns between the parts belong to the caller
     checks.has_type("d", d, (torch.bfloat16,))
     columns = n // heads.columns * heads.columns_of_d
     if d.shape != (m, columns):
         expected = f"(m, n / (left + right) * (left + mid + right)) = ({m}, {columns})"
         raise ValueError(f"d: expected shape {expected}, got {tuple(d.shape)}")
-    # The rules of any D, for the number of columns that this D has.
+    # D obeys the rules of any D, with its own number of columns in place of n.
     checks.outputs(inputs, d, None, ("m", "n"), {"m": m, "n": columns}, torch.bfloat16)
     checks.depth(k)
     av, bv = checks.k_major("a", av), checks.k_major("b", bv)
@@ -124,7 +124,7 @@ def skip_problem(a: Operand, b: Operand, d: Tensor | None, head_splits: Sequence
 
 
 def heads_of(head_splits: Sequence[int]) -> HeadParts:
-    """Check the columns of a head's left part, middle and right part."""
+    """Check `head_splits` and return the columns of a head's left part, middle and right part."""
     given = list(head_splits) if isinstance(head_splits, Sequence) else []
     numbers = [as_integer(x) for x in given]
     splits = [x for x in numbers if x is not None]
@@ -134,7 +134,7 @@ def heads_of(head_splits: Sequence[int]) -> HeadParts:
     are_multiples = left % PART_MULTIPLE == right % PART_MULTIPLE == mid % MID_MULTIPLE == 0
     if left <= 0 or mid < 0 or right <= 0 or not are_multiples:
         raise ValueError(
-            f"head_splits: expected left and right of at least {PART_MULTIPLE}, multiples of it, and mid a multiple of "
+            f"head_splits: expected left and right to be positive multiples of {PART_MULTIPLE}, and mid a multiple of "
             f"{MID_MULTIPLE}, got {tuple(splits)}"
         )
     return HeadParts(left, mid, right)

@@ -47,9 +47,9 @@ def contiguous_problem(
 ) -> Problem:
     """Check a product grouped along m whose groups' rows are stacked.
 
-    `alignment` applies to group starts in the offsets form, and is the one in force if it is None. With ids, zero
-    padding always fills blocks of 128 rows.
-    `of_a`: scales of A, if they are finer than the recipe says.
+    `alignment` applies to group starts if `grouped_layout` holds ends; None means the alignment of the settings. With
+    ids, zero padding always fills blocks of 128 rows.
+    `of_a`: the scales of A, if they are finer than the recipe states.
     """
     sizes: Sizes = {}
     turn_b = major[1] == "n"
@@ -61,7 +61,7 @@ def contiguous_problem(
         raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
     if grouped_layout is None and num_groups is None:
         raise TypeError("grouped_layout: expected a tensor, or num_groups for groups of equal size, got None")
-    if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
+    if grouped_layout is None:  # consecutive groups of equal size, stated by ids: ends might not be aligned
         if m % max(groups, 1):
             raise ValueError(f"grouped_layout: left out, so m must be a multiple of the {groups} groups, got m = {m}")
         ids = torch.arange(groups, dtype=torch.int32, device=av.device)
@@ -95,7 +95,7 @@ def contiguous_problem(
 
 
 def check_groups(work: Work, layout: Tensor, sizes: Sizes, alignment: int | None) -> int:
-    """Check the groups' ids or ends, if the host can read them, and give the alignment that is in force."""
+    """Check the groups' ids or ends, if the host can read them, and return the alignment in force."""
     if work.reads_ids:
         if checks.on_host(layout):
             checks.in_range("grouped_layout", layout, -1, sizes["groups"] - 1)
@@ -116,7 +116,7 @@ def masked_problem(
     recipes: Recipes = NO_RECIPES,
     bias: Tensor | None = None,
 ) -> Problem:
-    """Check a product grouped along m with a row count for each group."""
+    """Check a product of groups of rows, with the row count of each group in `masked_m`."""
     sizes: Sizes = {}
     (av, sfa), (bv, sfb), of_a, of_b, default = _operands(COUNTS, a, b, ("groups", "max_m"), sizes, recipes)
     groups, max_m, k = sizes["groups"], sizes["max_m"], sizes["k"]
@@ -144,7 +144,7 @@ def _operands(
     turn_b: bool = False,
     finest_of_a: Scales = PER_ROW,
 ) -> tuple[Operand, Operand, Scales, Scales, torch.dtype]:
-    """Check A `[*rows, k]` and B, which may be FP4, as `[groups, n, k]`; give how each is scaled, and D's type."""
+    """Check A `[*rows, k]` and B (may be FP4) as `[groups, n, k]`; return both, their kinds of scales, and D's type."""
     av, sfa = checks.operand("a", a, (*rows, "k"), sizes)
     outer, k = tuple(av.shape[:-1]), sizes["k"]
     axes = ("groups", "k", "n") if turn_b else ("groups", "n", "k")

@@ -1,4 +1,4 @@
-"""Checks of calls of products of grouped rows with gate and up, activated and cast to FP8."""
+"""Checks of calls of products of grouped rows with gate and up, whose result is activated and cast to FP8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..kinds.works import ENDS
 from ..problem import Problem
 
 INTERLEAVED = 8
-"""Rows of gate, then as many of up, and so on: what one 8-column group of WGMMA's accumulators holds."""
+"""B has this many rows of gate, then as many of up, in turn: WGMMA's accumulators hold groups of 8 columns."""
 SILU_COLUMNS = SCALE_BLOCK // 2
 """Columns of activations under one scale."""
 
@@ -29,7 +29,7 @@ def silu_rows_problem(
     limit: float | None,
     gates_apart: bool = False,
 ) -> Problem:
-    """Check a product of grouped rows that is activated. `d` is room for values and scales."""
+    """Check a product of grouped rows that is activated. `d`: the values and scales to write."""
     sizes: Sizes = {}
     av, sfa = checks.operand("a", a, ("m", "k"), sizes)
     bv, sfb = checks.operand("b", b, ("groups", "n", "k"), sizes)
@@ -44,7 +44,7 @@ def silu_rows_problem(
     checks.fp32_scales("sfd", scales)
     checks.bind("sfd", scales, ("m", blocks), sizes)
     if not is_mn_major_tma_aligned(scales):
-        raise ValueError(f"sfd: expected scales that lie m-major, as products load them, got strides {scales.stride()}")
+        raise ValueError(f"sfd: expected m-major scales, as products load them, got strides {scales.stride()}")
     checks.int32("ends", ends, "groups", groups)
     given = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "ends": ends}
     if row_weights is not None:
@@ -76,10 +76,10 @@ def activated(
     limit: float | None,
     gates_apart: bool = False,
 ) -> Problem:
-    """State silu(gate) * up of each row of A `[m, k]`, gate and up being products with its group's B `[groups, n, k]`.
+    """Make the problem of silu(gate) * up for each row of A `[m, k]`; gate, up: its products with B `[groups, n, k]`.
 
-    B has 8 rows of gate and 8 of up in turn, or with `gates_apart` all of gate first; B's scales have all of gate
-    first either way. D is FP8 `[m, n / 2]`. `ends`: the row behind each group's last. Rows behind the last group are
+    B has 8 rows of gate and 8 of up in turn, or with `gates_apart` all rows of gate first. B's scales have all of gate
+    first in both cases. D is FP8 `[m, n / 2]`. `ends`: the row after each group's last. Rows after the last group are
     neither read nor written.
     """
     return Problem(

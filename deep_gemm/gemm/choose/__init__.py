@@ -1,1 +1,1 @@
-"""The choice of a configuration: tiles, the time that each is thought to take, and the cheapest."""
+"""The choice of a configuration: the tiles that may be chosen, the estimated time of each, and the cheapest."""

@@ -1,8 +1,8 @@
-"""Choose the tile that multiplies BF16 operands, and into how many slices k is cut.
+"""Choose the tile that multiplies BF16 operands, and the number of slices that k is split into.
 
-A row's bits must not depend on how many rows there are. Tiles of any shape give the same bits; slices of k do not, so
-the weight alone decides about them: `slices_of`. Each is summed from zero, and they are added up in order, by a cluster
-that has a CTA for each, or by one CTA in turn.
+A row's bits must not depend on the number of rows. Tiles of every shape give the same bits, but another number of
+slices gives other bits. So the weight alone decides the number of slices: `slices_of`. Each slice is summed from zero.
+A cluster with a CTA for each slice adds up the sums in order, or one CTA does, which computes the slices in turn.
 
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
     multiply = rounds * (blocks of k * block + tile_us + store)
@@ -31,49 +31,49 @@ from .timings import timings_of
 OUTPUTS = OUTPUTS_OF[BF16_OPERANDS]
 BF16, FP32 = OUTPUTS[0], OUTPUTS[2]
 ACTIVATED = replace(BF16, work=ENDS, epilogue=SILU_IN_BF16)
-"""Output of the first product of experts whose rows leave it activated."""
+"""Output of the first product of experts if it activates its rows."""
 TO_RANKS = replace(BF16, work=ENDS, epilogue=TO_ADDRESSES_IN_BF16)
-"""Output of the second product of experts whose results go to other GPUs."""
+"""Output of the second product of experts if it writes its rows to other GPUs."""
 SM_TFLOPS = 7.0
-"""BF16 operations of one SM's tensor cores."""
+"""BF16 teraflops of one SM's tensor cores."""
 SHARED_KB_PER_US = 181.0
-"""Shared memory that the tensor cores of one SM read: 128 bytes a cycle."""
+"""Kilobytes of shared memory that the tensor cores of one SM read in a microsecond: 128 bytes a cycle."""
 LOAD_KB_PER_US = 170.0
-"""A and B that one SM loads."""
+"""Kilobytes of A and B that one SM loads in a microsecond."""
 SHARED_LOAD_KB_PER_US = {"H100": 100.0}
-"""The same by GPU, for products of more than `FEW_HIGH` tiles along m whose k is at least `DEEP` and whose operands are
-larger than the L2. CTAs that share columns of B drift apart there, so the L2 has lost B when the next CTA loads it.
-An H200 loads at its usual rate. Fitted to 15 products by 162 tiles: 1024 x 7168 x 16384 takes 405 us with 128x112, 316
-with 128x160."""
+"""`LOAD_KB_PER_US` of a GPU for products of more than `FEW_HIGH` tiles along m whose k is at least `DEEP` and whose
+operands are larger than the L2. CTAs that share columns of B drift apart there, so the L2 has lost B when the next CTA
+loads it. An H200 loads at its usual rate. Fitted to 15 products by 162 tiles: 1024 x 7168 x 16384 takes 405 us with
+128x112, 316 with 128x160."""
 DEEP, FEW_HIGH, L2_BYTES = 4096, 4, 60 << 20
 BLOCK_US = 0.038
-"""Further time of a block of k, however small the tile."""
+"""Time of a k-block besides multiplying and loading, equal for every size of tile."""
 TILE_US = 0.21
-"""Time of a tile besides its blocks of k: filling the ring, starting to store."""
+"""Time of a tile besides its k-blocks: filling the ring, and starting to store."""
 STORE_US = 1.26
-"""Time of storing a tile of 256x128 in BF16 that the next tile does not hide."""
+"""Time to store a tile of 256x128 in BF16, without the part that overlaps with the next tile."""
 SPLIT_US = 1.05
-"""Time of adding up a tile if k is split among CTAs."""
+"""Time to add up the sums of a tile if CTAs split k."""
 ALONE = 1.05
-"""How much longer a block of k takes with one warpgroup: several multiply in each other's pauses."""
+"""Factor on the time of a k-block if a CTA has one math warpgroup: no other multiplies while it pauses."""
 NARROW = 0.16
-"""How much longer it takes to store panels of 32 columns, not of 64; of 16, three times that."""
+"""Added part of the time to store if panels have 32 columns, not 64; with 16 columns, three times this part."""
 REREAD = 0.06
-"""Cost of another row of tiles that reads a weight at the same time, as a part of the time of reading it."""
+"""Cost of one more row of tiles that reads the same weight, as a part of the time to read the weight."""
 REREAD_SPLIT = 0.55
-"""The same if a cluster splits k: an H200 takes 1 to 3 us longer with two rows of tiles than with one."""
+"""`REREAD` if a cluster splits k: an H200 takes 1 to 3 us longer with two rows of tiles than with one."""
 MOST_REREADS = 3
 MOST_SLICES = 7
 LEAST_SLICE = 1024
-"""Values of k in a slice, at least."""
+"""The least number of values of k in a slice."""
 COLUMNS = 64
 """Columns of a tile for few rows."""
 SPLITS_AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 15, 7: 15}
-"""Clusters that 132 SMs run at a time, at least, by their CTAs: 18 of 6 or of 7 took two rounds on an H200."""
+"""Clusters that 132 SMs surely run at a time, by CTAs of a cluster: 18 of 6 or 7 CTAs took two rounds on an H200."""
 
 
 class Tile(NamedTuple):
-    """A tile, and how CTAs of a cluster take part; `splits` k: one CTA for each slice."""
+    """A tile, and the CTAs of a cluster along m and n; with `splits`, a cluster has one CTA for each slice of k."""
 
     block_m: int
     block_n: int
@@ -82,13 +82,13 @@ class Tile(NamedTuple):
     splits: bool = False
 
     def config(self, output: Output, majors: Majors, slices: int) -> Bf16Config:
-        """The kernel's configuration for this tile."""
+        """Return the kernel's configuration for this tile."""
         cluster_k = slices if self.splits else 1
         clusters = self.cluster_m, self.cluster_n, cluster_k
         return _config(self.block_m, self.block_n, output, majors, *clusters, slices)
 
     def serves(self, majors: Majors, slices: int, output: Output) -> bool:
-        """Tell whether the kernel can be built so."""
+        """Tell whether the kernel can be built with this tile."""
         if self.splits and slices == 1:
             return False
         if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
@@ -101,7 +101,7 @@ class Tile(NamedTuple):
         sums, room = self.block_m * self.block_n // (warpgroups * 128), MAX_ACCUMULATORS[warpgroups]
         if slices == 1 or self.splits:
             return sums <= room
-        if output.is_fp32 or (output.c_is_fp32 and sums * 2 > 160):  # registers are spilled beside store buffers, or C
+        if output.is_fp32 or (output.c_is_fp32 and sums * 2 > 160):  # C or store buffers take registers
             return output.is_fp32 and sums * 2 <= room
         return sums * 2 <= room or self == WIDE_IN_SLICES
 
@@ -110,9 +110,9 @@ _config = cache(bf16_config)
 
 WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
 """The only tile that keeps sums of earlier slices in store buffers, since its registers have no room for them. A slice
-then takes 1.3 to 2.3 us more, but with 256x128 or 192x160 2 to 4. An FP32 output would spill registers."""
+then takes 1.3 to 2.3 us more; with 256x128 or 192x160 it takes 2 to 4. An FP32 output would spill."""
 WIDE_SLICE_US = 1.6
-"""Extra time of this tile for each slice after the first."""
+"""Extra time of WIDE_IN_SLICES for each slice after the first."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
@@ -136,9 +136,9 @@ def choose(sizes: Sizes, output: Output, majors: Majors, gpu: Gpu) -> Bf16Config
 
 
 def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE) -> int:
-    """Choose into how many slices k is cut, whatever m is: two rows of tiles with a CTA for each slice fill the SMs.
+    """Choose the number of slices of k, for any m: enough that two rows of tiles, a CTA for each slice, fill the SMs.
 
-    k never is cut for gradients of weights, which have as many rows as a weight, nor for several products at once.
+    k is never split for gradients of weights, which have as many rows as a weight, nor for several products at once.
     """
     if majors.a_is_mn or not work.may_split_k:
         return 1
@@ -148,21 +148,21 @@ def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE) -> int:
 
 @lru_cache(maxsize=4096)
 def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Bf16Config:
-    """The configuration of the lowest cost, for `planes` products of a kind."""
+    """Choose the configuration of the lowest cost, for `planes` products of one shape."""
     tile = chosen_tile(BANDS[band_of(m)] if m <= BANDS[-1] else m, n, k, output, majors, gpu, planes)
     return tile.config(output, majors, slices_of(n, k, majors, output.work))
 
 
 @lru_cache(maxsize=4096)
 def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
-    """The tile of `select_bf16`."""
+    """Choose the tile for `select_bf16`."""
     slices = slices_of(n, k, majors, output.work)
     tiles = [tile for tile in TILES if tile.serves(majors, slices, output)]
     return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
 
 
 def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices: int, planes: int = 1) -> float:
-    """Estimate how long the product takes."""
+    """Estimate the product's time in microseconds."""
     block_m, block_n, cluster_m, cluster_n, splits = tile
     if cluster_m > 1 and m <= block_m:
         return NEVER
@@ -210,7 +210,7 @@ DEPTHS_TILES = (Tile(64, 64), Tile(128, 64), Tile(128, 128), Tile(128, 192), Til
 def select_bf16_rows(
     num_groups: int, rows: float, n: int, k: int, output: Output, b_is_mn: bool, gpu: Gpu
 ) -> Bf16Config:
-    """Choose the configuration for groups of `rows` rows on average: high and wide, unless that leaves SMs idle."""
+    """Choose the configuration for groups of `rows` rows on average: a large tile, unless it leaves SMs idle."""
     height = 64 if rows <= 64 else 128
     tiles_m = num_groups * min(rows, 1.0) * math.ceil(rows / height)
     return grouped_tile(ROWS_TILES, height, tiles_m, n, output, gpu).config(output, Majors(b_is_mn=b_is_mn), 1)
@@ -235,7 +235,7 @@ def grouped_tile(tiles: tuple[Tile, ...], height: int, tiles_m: float, n: int, o
 
 @cache
 def fitting_tiles(tiles: tuple[Tile, ...], output: Output) -> tuple[Tile, ...]:
-    """Give the tiles whose store buffers fit."""
+    """List the tiles whose store buffers fit."""
     return tuple(tile for tile in tiles if tile.config(output, K_MAJOR, 1).why_illegal() is None)
 
 
@@ -246,18 +246,18 @@ SUM_TILES = (
     Tile(128, 256, cluster_m=2),
     Tile(192, 128, cluster_m=2),
 )
-"""Tiles for sums over products."""
+"""Tiles for sums of several products."""
 SUM_OUTPUT = replace(FP32, work=SUM)
 SLICES_US_PER_MB = 0.64
-"""Microseconds for a megabyte of all slices. Fitted on an H200: 16 to 512 products, D of 128 x 128 to 512 x 512."""
+"""Microseconds for each megabyte of slices. Fitted on an H200: 16 to 512 products, D of 128 x 128 to 512 x 512."""
 LEAST_SLICE_OF_SUM = 8
-"""Blocks of k in a slice, at least: each slice costs a D in FP32, written and read."""
+"""The least number of k-blocks in a slice: each slice costs writing and reading a D in FP32."""
 
 
 def select_bf16_sum(m: int, n: int, blocks: int, majors: Majors) -> tuple[Bf16Config, int]:
     """Choose the configuration and the number of slices for a sum over products with `blocks` blocks of k in all.
 
-    Slices, and so bits, depend on sizes alone: their number gives each SM of an H100 one tile of a slice.
+    The number of slices, and so the bits, depends on sizes alone: each SM of an H100 gets one tile of a slice.
     """
     tile = min(SUM_TILES, key=lambda tile: _us_of_sum(tile, m, n, blocks))
     return tile.config(SUM_OUTPUT, majors, 1), _slices_of_sum(tile, m, n, blocks)
@@ -268,13 +268,13 @@ def _slices_of_sum(tile: Tile, m: int, n: int, blocks: int) -> int:
 
 
 def _tiles_with_neighbours(tile: Tile, m: int, n: int) -> int:
-    """Count tiles of D, and the tiles outside D that only fill up clusters."""
+    """Count tiles of D, and the tiles outside D that complete clusters."""
     high, wide = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
     return ceil_div(m, high) * ceil_div(n, wide) * tile.cluster_m * tile.cluster_n
 
 
 def _us_of_sum(tile: Tile, m: int, n: int, blocks: int) -> float:
-    """Estimate microseconds of a CTA's blocks: operations and its own loads; and slices, to be written and read."""
+    """Estimate microseconds: a CTA's k-blocks (operations and its own loads), and writing and reading all slices."""
     operations_us = 2 * tile.block_m * tile.block_n * BLOCK_K / SM_TFLOPS / 1e6
     loaded = tile.block_m // tile.cluster_n + tile.block_n // tile.cluster_m
     slices = _slices_of_sum(tile, m, n, blocks)
@@ -284,13 +284,13 @@ def _us_of_sum(tile: Tile, m: int, n: int, blocks: int) -> float:
 
 
 def reachable_bf16_sum() -> list[Bf16Config]:
-    """Every configuration that `select_bf16_sum` can give."""
+    """List every configuration that `select_bf16_sum` can return."""
     majors = (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
     return [tile.config(SUM_OUTPUT, each, 1) for each in majors for tile in SUM_TILES]
 
 
 def reachable_bf16_rows() -> list[Bf16Config]:
-    """Every configuration that `select_bf16_rows` can give."""
+    """List every configuration that `select_bf16_rows` can return."""
     outputs = [replace(OUTPUTS[i], work=work) for work in (IDS, ENDS, COUNTS) for i in (0, 2, 3, 5)]
     return [
         tile.config(output, Majors(b_is_mn=b_is_mn), 1)
@@ -301,7 +301,7 @@ def reachable_bf16_rows() -> list[Bf16Config]:
 
 
 def reachable_bf16_depths() -> list[Bf16Config]:
-    """Every configuration that `select_bf16_depths` can give."""
+    """List every configuration that `select_bf16_depths` can return."""
     outputs = [replace(each, work=work) for work in (PARTS, COUNTED) for each in OUTPUTS[:5]]
     return [
         tile.config(output, Majors(True, True), 1) for output in outputs for tile in fitting_tiles(DEPTHS_TILES, output)
@@ -309,7 +309,7 @@ def reachable_bf16_depths() -> list[Bf16Config]:
 
 
 def reachable_bf16() -> list[Bf16Config]:
-    """Every configuration that `select_bf16` can give for one product."""
+    """List every configuration that `select_bf16` can return for one product."""
     found = [
         tile.config(output, majors, slices)
         for majors in (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))

@@ -4,29 +4,29 @@
     multiply = rounds * (blocks of k * block + tile_us + store + split_us if k is split)
                + blocks of k * fp4_alone_ns         of the decode kernel with an FP4 weight, and launch_us for each
                                                     wave of its CTAs after the first
-    block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row,
-               or convert_ns more if B is FP4; and for each part of a block after the first part_ns + part_ps * elements
-               of a tile; if parts may fold, half of part_ps (in the decode kernel always half, and no part_ns)
+    block    = block_ns + operations / sm_tflops     of fp8_gemm; times by_row if B has scales by row; plus convert_ns
+               if B is FP4; plus, for each part of a block after the first, part_ns + part_ps * elements of a tile
+               (half of part_ps if parts may fold; in the decode kernel always half, and no part_ns)
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
     block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
-    store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
+    store    = store_us * (elements of a tile / 32768)^1.5, for BF16; in proportion to the bytes of an element
     memory   = bytes / dram_tb_per_s + evict_us * (1 - e^(-bytes / L2))
 
-In a round all SMs take a tile each; two CTAs on an SM take twice as long, so theirs counts as two. (With an FP4 weight
-the time of the decode kernel grows with the number of an SM's CTAs, however many fit.) Multiplying and memory overlap:
+In a round each SM computes a tile; two CTAs on an SM take twice as long, so their round counts as two. (The decode
+kernel with an FP4 weight takes longer with each CTA on an SM, even if all fit at once.) Multiplying and memory overlap:
 the longer of the two decides. If they take about equally long, each delays the other; the exponent models that. Rows
-across lines of the L2 may take longer to load than to multiply. timings.json has the constants, and timings.py
+that straddle lines of the L2 may take longer to load than to multiply. timings.json has the constants, and timings.py
 explains them. Memory takes equally long with every tile, so the tile of the lowest cost multiplies fastest.
 
-Groups of rows have an expected number of tiles, and by ids the product takes at least the time of finding groups. The
-host knows how many rows there are in all, or about how many each group has. Group sizes are taken to be spread
+For groups of rows the cost uses the expected number of tiles; by ids, the product takes at least the time to find the
+groups. The host knows how many rows there are in all, or about how many a group has. Group sizes are assumed to vary
 
-    if rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
-    then has 1 / (1 - exp(-block_m / x)) tiles along m on average, one if it is small, half a tile too many if large
+    if rows are stacked, like an exponential distribution, as experts' tokens do: a group of x rows on average then
+    has 1 / (1 - exp(-block_m / x)) tiles along m on average: about 1 for small x, x / block_m + 1 / 2 for large x
     if `expected_m` is given, evenly from 0.7 to 1.3 of it
 
-All groups along k have the same tiles, and the host need not know their depths. Tiles are handed out so that CTAs get
-about equal depths (gemm/work/k_scheduler.cuh), so the cost counts rounds of tiles of the average depth.
+All groups along k have equally many tiles, and the host need not know their depths. CTAs take tiles so that their
+depths add up to about the same (gemm/work/k_scheduler.cuh), so the cost counts rounds of tiles of the average depth.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from .timings import Timings
 BANDS = (*range(8, 129, 8), *range(192, 8193, 64))
 """The largest m of each band. Within a band no tile needs more rounds for one m than for another."""
 BAND_WEIGHTS = tuple(log(end / begin) for begin, end in pairwise((4, *BANDS)))
-"""Weight of a band when tiles are picked: each doubling of m has the same say."""
+"""Weight of a band when tiles are picked: each doubling of m weighs the same."""
 MOST_FOUND, MANY_FOUND = 256, 3
-"""Rows of a group beyond which more take no more time to find, and how many times as fast each is in high tiles."""
+"""The most rows of a group that take time to find; factor on the speed of finding if tiles have more than 64 rows."""
 SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
-"""Rows of a group, as parts of `expected_m`."""
+"""Sizes of a group in the model, as parts of `expected_m`."""
 L2_MB = 50
 """Megabytes of the L2 of an H100 and an H200."""
 MOST_DECODE_ROWS = 128
-"""Up to how many rows the decode kernel multiplies: two of its highest tiles."""
+"""The decode kernel multiplies at most this many rows: two of its highest tiles."""
 CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 6: (20, 42), 8: (15, 30)}
-"""Clusters that 132 SMs run at a time, by their CTAs, with one and with two CTAs on an SM: the driver says so."""
+"""Clusters that 132 SMs run at a time, by CTAs of a cluster: if an SM has one CTA, or two. From the CUDA driver."""
 NUM_SMS = 132
 SECTOR_BYTES = 32
 """The L2 is read in sectors of this many bytes (a line is 128)."""
@@ -80,9 +80,9 @@ class Estimate(NamedTuple):
     cost_us: float
     """The estimated time in all; infinite if the tile cannot run."""
     why_not: str | None = None
-    """The reason why it cannot run; None if it can."""
+    """The reason why the tile cannot run; None if it can."""
     config: Any = None
-    """The configuration with this tile, for people."""
+    """The configuration with this tile, to show to a person."""
 
 
 class OnWeight(NamedTuple):
@@ -95,26 +95,26 @@ class OnWeight(NamedTuple):
     at_once: int
     """Clusters that run at a time."""
     uncrowded: int
-    """Clusters that run at a time with one CTA on each SM."""
+    """Clusters that run at a time if each SM has one CTA."""
     round_us: float
     once_us: float
-    """Time that is added once, however many rounds there are."""
+    """Time that is added once, for any number of rounds."""
     late_us: float
-    """Time that CTAs of the decode kernel with an FP4 weight take longer if they do not all fit on the GPU at once."""
+    """Extra time of the decode kernel with an FP4 weight for each wave of CTAs after the first."""
     straddling_us: float
-    """Time of the L2 for a cluster's rows of A and B that lie across its lines, else 0."""
+    """Time of the L2 for a cluster's rows of A and B that straddle its lines, else 0."""
     least_m: int
     most_m: int
     never: str | None
-    """The reason why it cannot run with this weight whatever m is; None if it can."""
+    """The reason why the tile cannot run with this weight for any m; None if it can."""
 
     def rounds(self, clusters: int) -> int:
-        """Say how often all SMs take a tile."""
+        """Count the rounds in which each SM computes a tile."""
         rounds = ceil_div(clusters, self.at_once)
         return rounds if clusters <= self.uncrowded else rounds * self.tile.ctas_per_sm
 
     def multiply_us(self, ms: Sequence[int]) -> list[float]:
-        """Estimate the time of multiplying for each size of batch, smaller ones first; infinite if it cannot run."""
+        """Estimate the time of multiplying for each m of `ms`, which ascend; infinite if the tile cannot run."""
         _, rows, clusters_n, at_once, uncrowded, round_us, once_us, late_us, straddling_us, low, high, _ = self
         crowded_us = round_us * self.tile.ctas_per_sm
         different, places = _tiles_along_m(tuple(ms), rows, high)
@@ -138,7 +138,7 @@ class OnWeight(NamedTuple):
         return Estimate(self.tile, clusters, self.rounds(clusters), us, memory_us, cost_us, why_not)
 
     def why_not(self, m: int) -> str | None:
-        """Say why it cannot run; None if it can."""
+        """Say why the tile cannot run for this m; None if it can."""
         if self.least_m <= m <= self.most_m:
             return None
         if self.never is not None:
@@ -148,7 +148,7 @@ class OnWeight(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _tiles_along_m(ms: tuple[int, ...], rows: int, high: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Count the tiles of `rows` rows of each size of batch up to `high`: different counts, and the place of each."""
+    """Count tiles of `rows` rows for each m of `ms` up to `high`: the different counts, and each m's index in them."""
     tiles = [(m + rows - 1) // rows for m in ms if m <= high]
     different = tuple(dict.fromkeys(tiles))
     return different, tuple(map(different.index, tiles))
@@ -158,12 +158,12 @@ NEVER = float("inf")
 
 
 def together(multiply_us: float, memory_us: float) -> float:
-    """Estimate the time of two things that go on at the same time, and are in each other's way."""
+    """Estimate the time of two activities that run at the same time and delay each other."""
     return float((multiply_us**3 + memory_us**3) ** (1 / 3))
 
 
 def dense_memory_us(ms: Sequence[int], n: int, k: int, output: Output, timings: Timings) -> list[float]:
-    """Estimate the time of memory for a dense product of each size of batch."""
+    """Estimate the time of memory for a dense product, for each m of `ms`."""
     of_weight, of_row = bytes_of_weight(n, k, output), row_bytes(n, k, output)
     return [memory_us((of_weight + m * of_row) / 1e6, timings) for m in ms]
 
@@ -174,27 +174,27 @@ def memory_us(megabytes: float, timings: Timings) -> float:
 
 
 def bytes_of_weight(n: int, k: int, output: Output) -> float:
-    """Count bytes of a weight; FP4 has half a byte for each value, and a scale's byte for each 32 values."""
+    """Count bytes of a weight; FP4 has half a byte for each value, and a scale of one byte for each 32 values."""
     return n * k * (17 / 32 if output.b == E2M1 else 1)
 
 
 def row_bytes(n: int, k: int, output: Output) -> int:
-    """Count bytes that move for a row of A and a row of D."""
+    """Count bytes that memory moves for a row of A and a row of D."""
     return k + n * bytes_of_d(output)
 
 
 def by_size(tile: Tile) -> float:
-    """Compare storing a tile with storing one of 256x128: more by more than its size, as loads have less room."""
+    """Return the factor on the time to store 256x128: large tiles take longer per element, as loads get less room."""
     return float((tile.block_m * tile.block_n / (256 * 128)) ** 1.5)
 
 
 def bytes_of_d(output: Output) -> int:
-    """Bytes that move for one element of D: stored, and read first if something is added to it."""
+    """Bytes that memory moves for one element of D: stored, and read first if the product is added to C or D."""
     return (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
 
 
 def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Timings) -> OnWeight:
-    """Put a tile to a weight."""
+    """Compute the parts of a tile's time for a weight that do not depend on m."""
     rows, columns, split, at_once, uncrowded, block_us, tile_us = _of_tile(tile, output, gpu, timings)
     blocks = (k + BLOCK_K - 1) // BLOCK_K
     never = None
@@ -203,9 +203,9 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
     elif tile.cluster_size > gpu.num_sms:
         never = "too few SMs for a cluster"
     share = (blocks + split - 1) // split
-    if split > 1 and not tile.is_decode:  # shares are whole runs
+    if split > 1 and not tile.is_decode:  # each CTA's share of k is whole runs
         share = (share + BLOCKS_OF_RUNS - 1) // BLOCKS_OF_RUNS * BLOCKS_OF_RUNS
-    # Time of the L2 for 128 bytes of a row beyond what multiplying hides, by where rows begin.
+    # Time of the L2 for 128 bytes of a row beyond the time that multiplying hides: it depends on where rows begin.
     across = timings.across_sectors_ps if k % SECTOR_BYTES else timings.across_lines_ps
     straddling_ps = across if k % BLOCK_K else 0.0
     return OnWeight(
@@ -225,19 +225,19 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
 
 
 def band_of(m: int) -> int:
-    """Give the place of a batch size in BANDS; sizes beyond the last band belong to it."""
+    """Find the index of m's band in BANDS; an m beyond the last band belongs to the last."""
     return (m - 1) >> 3 if m <= 128 else min(14 + ((m - 1) >> 6), len(BANDS) - 1)
 
 
 def rows_alike(m: int) -> tuple[int, int]:
-    """Give the least and the most stacked rows, or depths, that share one choice with m: a sixteenth of them."""
+    """Return the least and the most stacked rows, or depths, that share m's choice: at most m / 16 apart."""
     step = 1 << max((m - 1).bit_length() - 5, 0)
     last = -(-m // step) * step
     return last - step + 1, last
 
 
 def alike(sizes: Sizes, output: Output) -> Sizes:
-    """Give the sizes for a choice: stacked rows, or depths, become the largest number with the same choice."""
+    """Replace stacked rows, or depths, by the largest number that shares their choice."""
     if output.work.is_along_k:
         return sizes._replace(k=rows_alike(max(sizes.k, 1))[1])
     if not output.work.is_stacked or not sizes.groups:
@@ -246,15 +246,15 @@ def alike(sizes: Sizes, output: Output) -> Sizes:
 
 
 def estimate(tile: Tile, sizes: Sizes, output: Output, gpu: Gpu, timings: Timings) -> Estimate:
-    """Estimate how long a product takes, or all of its heads or groups."""
+    """Estimate the time of a product, or of all its heads or groups."""
     offer = on_weight(tile, sizes.n, sizes.k, output, gpu, timings)
     if output.work.groups_rows:
         return _of_rows(offer, sizes, output, timings)
     m, n, k, groups = int(sizes.m), sizes.n, sizes.k, sizes.groups
     moving_us = memory_us(groups * (bytes_of_weight(n, k, output) + m * row_bytes(n, k, output)) / 1e6, timings)
-    if not output.work.is_along_k:  # as a dense product with the tiles of all heads
+    if not output.work.is_along_k:  # like a dense product with the tiles of all heads
         return offer._replace(clusters_n=offer.clusters_n * groups).estimate(m, moving_us, timings.launch_us)
-    # A tile takes as long as it is multiplied, or as the one before is added to D.
+    # A tile takes as long as its own products or as adding the previous tile to D, whichever is longer.
     tiles = groups * ceil_div(m, offer.rows) * offer.clusters_n
     rounds = offer.rounds(tiles)
     add_us = timings.add_us * by_size(tile) if output.with_c or output.adds_to_d else 0.0
@@ -265,10 +265,10 @@ def estimate(tile: Tile, sizes: Sizes, output: Output, gpu: Gpu, timings: Timing
 
 
 def _of_rows(offer: OnWeight, sizes: Sizes, output: Output, timings: Timings) -> Estimate:
-    """Estimate how long groups of rows take, with an expected number of tiles."""
+    """Estimate the time of a product of groups of rows, with an expected number of tiles."""
     tile, (m, n, k, groups) = offer.tile, sizes
     are_cut, end_low = _last_tiles(tile, output)
-    half = 0.5**timings.part_power if are_cut else 1.0  # of a last round of few tiles
+    half = 0.5**timings.part_power if are_cut else 1.0  # time of a last round of few tiles
     busy = groups * min(m, 1.0)  # groups with rows
     per_tile = offer.clusters_n / min(offer.at_once, offer.uncrowded)  # two CTAs on an SM take twice as long
     if output.work.has_planes:
@@ -302,14 +302,14 @@ def _last_tiles(tile: Tile, output: Output) -> tuple[bool, bool]:
 
 
 def _rounds(full: float, half: float) -> float:
-    """Say how long CTAs are busy, in whole tiles, with tiles for this number of full rounds."""
+    """Estimate how long CTAs are busy, in units of a whole tile, if tiles make `full` full rounds."""
     return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
 
 
 def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) -> tuple[int, float]:
-    """Count the tiles along m of a group, and their time in units of a whole tile's.
+    """Count the tiles along m of a group, and their time in units of a whole tile's time.
 
-    The last of several tiles is moved up and stays whole, unless the tile may be short.
+    The last of several tiles begins earlier and stays whole, unless the tile may be short.
     """
     tiles = math.ceil(rows / block_m)
     last = rows - (tiles - 1) * block_m if tiles == 1 or end_low else block_m
@@ -317,13 +317,13 @@ def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) 
 
 
 def _share(block_m: int, rows: float, timings: Timings) -> float:
-    """The part of a whole tile's time that a tile of this number of rows takes: warpgroups take 64 at a time."""
+    """The part of a whole tile's time that a tile with `rows` rows takes: a warpgroup multiplies 64 at a time."""
     return float(min(math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m, 1.0) ** timings.part_power)
 
 
 @lru_cache(maxsize=2048)
 def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[int, int, int, int, int, float, float]:
-    """Compute everything that depends on neither weight nor batch, in the order that `on_weight` unpacks."""
+    """Compute the parts of a cost that depend on neither weight nor m, in the order that `on_weight` unpacks."""
     elements = tile.block_m * tile.block_n
     if tile.is_decode and output.b == E2M1:
         block_us = tile.block_n / 64 * (timings.fp4_ns + tile.block_m * timings.fp4_token_ns) / 1e3
@@ -344,7 +344,7 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
         tile_us += timings.store_us * by_size(tile) * bytes_of_d(output) / 2
     if tile.cluster_k > 1:
         tile_us += elements * timings.decode_split_ns / 1e3 if tile.is_decode else timings.split_us
-        if not tile.is_decode and (output.with_c or output.adds_to_d):  # read when the sums are there
+        if not tile.is_decode and (output.with_c or output.adds_to_d):  # C is read once the sums are there
             tile_us += elements * timings.split_c_ns / 1e3
     alone, crowded = (max(count * gpu.num_sms // NUM_SMS, 1) for count in CLUSTERS_AT_ONCE[tile.cluster_size])
     rows, columns = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n

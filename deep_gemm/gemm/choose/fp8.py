@@ -1,8 +1,8 @@
-"""Choose the configuration of a product: the tile of the lowest cost, by cost.py.
+"""Choose the configuration of a product: the tile of the lowest cost in the model of cost.py.
 
-Few kernels serve a dense weight, for any m, so that few are compiled and kept. They are picked when the weight is first
-met, together with the rows for each kernel; a call then only looks up its m. Other products take the best tile for
-their sizes.
+A dense weight uses few kernels, for any m, so that few are compiled and kept. They are picked at the first call with a
+weight of this shape, together with the rows that each kernel serves; later calls only look up their m. Other products
+use the best tile for their sizes.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ from .timings import Timings, timings_of
 Config = GemmConfig | DecodeConfig
 MAX_MENU = 12
 LEAD = 0.97
-"""Grouped rows take the decode kernel if it costs at most this part of `fp8_gemm`: at closer costs both took the same
-time on an H100."""
+"""Grouped rows use the decode kernel if it costs at most this part of `fp8_gemm`: at closer costs both kernels took the
+same time on an H100."""
 PANELS = (64, 32, 16)
-"""Columns of a panel. Parts of heads must be whole panels; the widest that fits is stored fastest."""
+"""Columns of a panel. Parts of heads must be whole panels; the widest panel that fits is stored fastest."""
 
 
 def choose(sizes: Sizes, output: Output, gpu: Gpu, part_multiple: int = 0) -> Config:
-    """Choose by the settings in force: for the whole GPU, unless the configuration then needs more SMs than there are.
+    """Choose by the settings in force: for the whole GPU, unless that configuration needs more SMs than are allowed.
 
-    `fp8_gemm` is persistent: its grid can be as small as the caller wants. The decode kernel's grid depends on its
-    tiles; if that is more CTAs than SMs, nothing would hold them to these SMs. `part_multiple`: for heads with columns
-    between their parts; the parts are multiples of this number of columns.
+    `fp8_gemm` is persistent: its grid can be as small as the caller wants. The decode kernel has a CTA for each tile;
+    with more CTAs than allowed SMs, it would use other SMs too. `part_multiple`: for heads with columns between their
+    parts; each part has a multiple of this number of columns.
     """
     split_k, num_sms = not get_batch_invariant(), num_sms_of(gpu.num_sms)
-    if output.work.groups_rows:  # of FP4 the two kernels may add up in different orders
+    if output.work.groups_rows:  # with FP4 the two kernels may add up in different orders
         return select(sizes, output, gpu, whole_gpu=(split_k or output.b != E2M1) and num_sms >= gpu.num_sms)
     config = select(sizes, output, gpu, part_multiple, split_k=split_k)
     if num_sms >= gpu.num_sms:
@@ -84,12 +84,12 @@ def select(
 ) -> Config:
     """Choose the configuration of the lowest cost.
 
-    Without `split_k`, CTAs do not share out k: one thread promotes each element of D in order of k, and the element's
-    bits depend only on its row of A and its row of B. Without `whole_gpu` only configurations count whose grid can be
-    limited to some SMs.
+    Without `split_k`, CTAs do not divide k: one thread promotes each element of D in order of k, and the element's bits
+    depend only on its row of A and its row of B. Without `whole_gpu`, only configurations whose grid can be limited to
+    some SMs are considered.
 
-    A dense product chooses from the menu of its weight. A product into parts of heads takes the plain product's
-    configuration, except an `fp8_gemm` that splits k: this would help only products of few columns.
+    A dense product uses the menu of its weight. A product stored in parts of heads uses the plain product's
+    configuration, except an `fp8_gemm` that splits k: that would help only products of few columns.
     """
     if output.work is not DENSE:
         return select_grouped(alike(sizes, output), output, gpu, split_k, whole_gpu)
@@ -108,9 +108,9 @@ def select(
 
 @lru_cache(maxsize=4096)
 def select_grouped(sizes: Sizes, output: Output, gpu: Gpu, split_k: bool = True, whole_gpu: bool = True) -> Config:
-    """Choose the configuration of groups or heads.
+    """Choose the configuration for groups or heads.
 
-    If scales of FP4 do not fold, the decode kernel adds in another order than `fp8_gemm`.
+    If the scales of an FP4 weight do not fold, the decode kernel adds in another order than `fp8_gemm`.
     """
     tile = chosen_tile(sizes, output, gpu, split_k=split_k, whole_gpu=whole_gpu)
     return tile.config(output, sizes.k)
@@ -125,7 +125,7 @@ def chosen_tile(
     split_k: bool = True,
     whole_gpu: bool = True,
 ) -> Tile:
-    """Choose the tile that `select` would, by the given timings instead of the GPU's if there are any."""
+    """Choose the tile that `select` would; `timings` replace the GPU's if they are given."""
     m, n, k, _ = sizes
     if output.work is DENSE:
         return menu_of(n, k, output, gpu, split_k, whole_gpu).tile_for(int(m))
@@ -140,9 +140,9 @@ def chosen_tile(
 
 
 def offered(sizes: Sizes, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True) -> Sequence[Tile]:
-    """The tiles to choose from."""
+    """List the tiles to choose from."""
     work = output.work
-    if work.is_along_k:  # pairs that share A take up to 1% more cycles, but less power: they are no choice by cost
+    if work.is_along_k:  # pairs that share A take up to 1% more cycles, but less power: the cost does not choose them
         return DEPTHS_TO_C if wants_pairs(output) and not pairs_up(sizes.n) else DEPTHS_TILES
     if work.groups_rows:
         takes_few = whole_gpu and (output.b == E2M1 or sizes.m <= MOST_FEW)
@@ -155,30 +155,30 @@ def offered(sizes: Sizes, output: Output, gpu: Gpu, *, split_k: bool = True, who
 
 
 def tiles_for_rows(output: Output, rows: float) -> list[Tile]:
-    """The tiles for groups of `rows` rows on average."""
+    """List the tiles for groups of `rows` rows on average."""
     highest = HIGH_TILE if output.work.has_planes and output.b == E4M3 and output.parts == 1 else 256
     return [tile for tile in tiles_for(output) if tile.block_m <= highest or rows * SPREAD[-1] <= tile.block_m]
 
 
 class Menu(NamedTuple):
-    """The few tiles that serve one weight, and which of them serves which rows."""
+    """The few tiles that serve one weight, and the tile that serves each band of m."""
 
     offers: tuple[OnWeight, ...]
     numbers: tuple[int, ...]
-    """The place of each band's tile among them."""
+    """For each band of m, the index of its tile in `offers`."""
     configs: list[Config | None]
-    """Configurations of the tiles, made when they are first asked for."""
+    """Configurations of the tiles, each made at its first use."""
 
     def tile_for(self, m: int) -> Tile:
-        """The tile for this number of rows."""
+        """Return the tile for m rows."""
         return self.offers[self.numbers[band_of(m)]].tile
 
 
 @lru_cache(maxsize=4096)
 def menu_of(n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True, whole_gpu: bool = True) -> Menu:
-    """The menu of a weight.
+    """Return the menu of a weight.
 
-    If a kernel must keep to some of the SMs, rows that the decode kernel would serve go to others on the menu.
+    If a kernel must keep to some of the SMs, other tiles of the menu serve the rows of the decode kernel.
     """
     if whole_gpu:
         return menu_by(timings_of(gpu), n, k, output, gpu, split_k)
@@ -189,10 +189,10 @@ def menu_of(n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True, whol
 
 
 def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True) -> Menu:
-    """Pick the tiles for a weight, by given timings.
+    """Pick the tiles for a weight, by the given timings.
 
-    The menu begins with the best tile of each band. While it is too long, the tile that is missed least goes: the loss
-    of a band counts relative to the least cost that it could have.
+    The menu begins with the best tile of each band. While it is too long, the tile whose loss costs least is dropped. A
+    band's loss counts relative to the least cost that the band could have.
     """
     tiles = [tile for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
     if (output.b == E2M1 or output.folds_parts) and not split_k:  # the two kernels add up in different orders
@@ -209,12 +209,12 @@ def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k:
 def _drop_the_least_missed(
     kept: list[int], best: list[int], columns: Sequence[Sequence[float]], memory: Sequence[float]
 ) -> None:
-    """Drop tiles until they are few, and put others in their places as the best of bands."""
+    """Drop tiles until MAX_MENU remain, and give the bands of a dropped tile their best remaining tile."""
     costs = [together(column[first], us) for column, first, us in zip(columns, best, memory, strict=True)]
     least, second, losses = costs.copy(), best.copy(), [0.0] * len(best)
 
     def look(band: int) -> None:
-        """See which tile would serve a band without its best, and what would be lost."""
+        """Find the tile that would serve a band without its best, and the loss."""
         column, place = columns[band], kept.index(best[band])
         others = [column[i] for i in kept]
         del others[place]
@@ -241,7 +241,7 @@ def _drop_the_least_missed(
 
 
 def outputs() -> list[Output]:
-    """Every output that `select` may be asked for, in the order of the kernels' families."""
+    """List every output that `select` may be called with, in the order of the kernels' families."""
     dense = [output for operands in OPERANDS_OF[DENSE] for output in OUTPUTS_OF[operands]]
     rows = [
         replace(output, work=work)
@@ -262,7 +262,7 @@ def outputs() -> list[Output]:
 
 
 def reachable() -> list[Config]:
-    """Every configuration that `select` can give: all compile without spills, which the tests see to."""
+    """List every configuration that `select` can return. Tests compile all of them and find no spills."""
     found = [
         tile.config(output, BLOCK_K * (BLOCKS_OF_RUNS + blocks_left))
         for output in outputs()

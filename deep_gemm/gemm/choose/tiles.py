@@ -1,4 +1,4 @@
-"""The tiles that a product may be computed in: the choice is among them."""
+"""The tiles from which the tile of a product is chosen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..kinds.works import DENSE
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile that a kernel computes, and how CTAs of a cluster share it. Stages and registers follow from it."""
+    """A tile that a kernel computes, and the CTAs of a cluster. Stages and registers follow from it."""
 
     block_m: int
     block_n: int
@@ -31,10 +31,10 @@ class Tile:
 
     @property
     def name(self) -> str:
-        """Short, for people and tables, as configurations are called: "128x256/m2", "64x64/k5", "64x8/k3 2/SM"."""
+        """Short name for people and tables: "128x256/m2", "64x64/k5", "64x8/k3 2/SM"."""
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
-        if self.is_decode:  # columns first
+        if self.is_decode:  # the name begins with columns
             return f"{self.block_n}x{self.block_m}{cluster} {self.ctas_per_sm}/SM"
         return f"{self.block_m}x{self.block_n}{cluster}"
 
@@ -45,11 +45,11 @@ class Tile:
 
     @property
     def ctas_per_sm(self) -> int:
-        """Say how many CTAs share an SM."""
+        """Return the number of CTAs that share an SM."""
         return self.crowd if self.is_decode else 1
 
     def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
-        """The kernel's configuration for this tile."""
+        """Return the kernel's configuration for this tile."""
         return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS)
 
 
@@ -58,7 +58,7 @@ def _splits(tile: Tile, *ctas: int) -> tuple[Tile, ...]:
 
 
 BLOCKS_OF_RUNS = 4
-"""All runs of k-blocks that a configuration may have divide this number."""
+"""The length of every run of k-blocks that a configuration may have divides this number."""
 TILES = (
     Tile(64, 32),
     *_splits(Tile(64, 64), 1, 5),
@@ -83,10 +83,10 @@ TILES = (
     Tile(32, 128, is_decode=True),
     *_splits(Tile(64, 64, is_decode=True), 3, 5),
 )
-"""The tiles that products need, picked from a larger set: leaving out the others costs 0.1%."""
+"""Tiles for products of usual operands, picked from a larger set: leaving out the others costs 0.1%."""
 
 TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), Tile(192, 128), Tile(256, 128))
-"""Tiles if B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
+"""Tiles if B has scales by row (weight gradients): promotion takes twice the FP32 instructions, more registers."""
 TILES_FP4 = (
     Tile(64, 64),
     *_splits(Tile(64, 128), 1, 2, 4),
@@ -107,11 +107,11 @@ _FEW_FINE = (
     *_splits(Tile(32, 64, is_decode=True), 1, 3),
     Tile(64, 64, cluster_k=3, is_decode=True),
 )
-"""Few rows with fine scales. By cost.py most buy 3% where they are the best; 64x8 serves the batch invariant mode."""
+"""Tiles for few rows with fine scales. By cost.py most gain 3% where they are best; batch invariance needs 64x8."""
 TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), Tile(256, 128), *_FEW_FINE)
-"""Tiles if blocks of B with a scale are smaller than 128 x 128: whether parts of k fold is asked of 128 columns."""
+"""Tiles if a scale of B covers less than 128 x 128: the kernel checks 128 columns together for parts that fold."""
 TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
-"""Tiles if other scales have fewer than 128 columns."""
+"""Tiles if other scales cover fewer than 128 columns."""
 OUTPUTS_BY_NAME = {output.name: output for operands in OPERANDS_OF[DENSE] for output in OUTPUTS_OF[operands]}
 
 TILES_OF_HEADS = (
@@ -132,48 +132,48 @@ TILES_OF_HEADS = (
     Tile(32, 128, is_decode=True),
     *_splits(Tile(64, 64, is_decode=True), 1, 2),
 )
-"""Heads make many tiles, so that few need a split of k, and none in more than four parts.
+"""Tiles for heads. Heads make many tiles, so few tiles need a split of k, and none needs more than four parts.
 
-Of tiles with the same cost the first is taken: on an H200 8 heads of 4096 x 1024 x 4096 take 1.2% less in pairs that
-share A, and 0.9% less in pairs that share B.
+If several tiles have the same cost, the first is chosen: on an H200 8 heads of 4096 x 1024 x 4096 take 1.2% less time
+in pairs that share A, and 0.9% less in pairs that share B.
 """
 HEADS_PER_ROW = (Tile(64, 64), Tile(128, 128), Tile(192, 128), Tile(256, 128))
 ROWS = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256))
 ROWS_COUNTS = (*ROWS, Tile(256, 128))
-"""Tiles for rows that are not stacked, whose scales one TMA box of 256 rows brings."""
+"""Tiles for rows that are not stacked: one TMA box of 256 rows loads a tile's scales."""
 HIGH_TILE = 128
-"""Highest tile for groups of several tiles, if FP8 rows are not stacked. With higher tiles, whose last one is cut,
-products took up to 29% longer on an H100."""
+"""The highest tile for groups of several tiles, if FP8 rows are not stacked. With higher tiles, the last of which is
+cut, products took up to 29% longer on an H100."""
 ROWS_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
-"""Rows of B with scales of their own leave too few registers for 128 x 128."""
+"""Tiles if each row of B has its own scale: too few registers are left for 128 x 128."""
 ROWS_FINE = (Tile(64, 128), Tile(128, 128))
-"""Tiles for scales of fewer than 128 columns."""
+"""Tiles if scales cover fewer than 128 columns."""
 ROWS_CHUNKS = (*ROWS_FINE, Tile(256, 128))
-"""The same if blocks of B are smaller than 128 x 128, and one TMA box brings the scales of A."""
+"""Tiles if a scale of B covers less than 128 x 128, and one TMA box loads the scales of A."""
 ROWS_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
-"""Threads that convert B leave registers for no wider ones, and for higher ones if D is BF16 in order."""
+"""Tiles if B is FP4: wider ones lack registers, as threads convert B; 256 rows need a BF16 D stored in order."""
 FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
-"""The tile of the decode kernel: on an H100 it gains 7 to 10% if groups have up to 8 rows, higher ones nothing."""
+"""The decode kernel's tile for FP4: on an H100 it gains 7 to 10% with groups of up to 8 rows, higher tiles nothing."""
 FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
-"""The same in FP8: low ones for few tiles, wide ones for many of few k-blocks."""
+"""The decode kernel's tiles for FP8: the low one for few tiles, the wide one for many tiles of few k-blocks."""
 MOST_FEW = 16
-"""Groups of about this many rows at most take FEW: each further tile of a group reads the weight again, from the L2."""
+"""The most rows of a group for FEW: each further tile of a group reads the weight again, from the L2."""
 ROWS_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
-"""A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
+"""Tiles that activate: a warpgroup has 64 columns of gate and 64 of up, each in one block of B's scales."""
 ROWS_APART = (Tile(64, 256), Tile(128, 256))
-"""Gate and up of the same columns in two units of one warpgroup."""
+"""Tiles that activate if gate is apart from up: a warpgroup has both for the same columns, in two units."""
 DEPTHS_TILES = (Tile(64, 64), Tile(128, 96), Tile(128, 128), Tile(256, 128))
 LARGEST = DEPTHS_TILES[-1]
 SHARING_A = replace(LARGEST, cluster_n=2)
-"""The largest, as pairs of CTAs take it."""
+"""The largest tile, computed by pairs of CTAs that share A."""
 DEPTHS_TO_C = (*DEPTHS_TILES[:-1], SHARING_A)
-"""If C is apart from D, or D is BF16, pairs take the largest even if one column is left over, which then counts as
-two: with NVRTC 13.1 and later, the loading warp of a CTA alone spills a register there."""
+"""Tiles if C is apart from D, or D is BF16. A pair computes the largest tile even if one column of tiles is left over,
+which costs as much as two: with NVRTC 13.1 and later, the loading warp of a single CTA spills a register there."""
 
 
 @cache
 def tiles_for(output: Output) -> tuple[Tile, ...]:
-    """Give the tiles for a kind of product."""
+    """List the tiles for a kind of product."""
     if output.work.groups_rows:
         return _tiles_for_rows(output)
     if output.work.is_along_k:
@@ -210,19 +210,19 @@ def _tiles_for_rows(output: Output) -> tuple[Tile, ...]:
 
 
 def wants_pairs(output: Output) -> bool:
-    """Tell whether a CTA alone has too few registers for the largest tile of groups along k."""
+    """Tell whether a single CTA has too few registers for the largest tile of groups along k."""
     return output.with_c or not output.is_fp32
 
 
 def pairs_up(n: int) -> bool:
-    """Tell whether each of these tiles has a neighbour to share A with."""
+    """Tell whether each of the largest tiles along n has a neighbour with which it can share A."""
     return ceil_div(n, LARGEST.block_n) % 2 == 0
 
 
 def skipping(config: GemmConfig | DecodeConfig, panel_columns: int) -> GemmConfig | DecodeConfig:
-    """Let a plain product's configuration store to the parts of heads, in panels of at most `panel_columns`.
+    """Make a plain product's configuration store to the parts of heads, in panels of at most `panel_columns`.
 
-    It must not split k but by the decode kernel, which stores without panels.
+    The configuration must not split k, unless it is the decode kernel's, which stores without panels.
     """
     if isinstance(config, DecodeConfig):
         return replace(config, epilogue=TO_HEADS)
@@ -255,5 +255,5 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
         if config is None:
             raise ValueError(f"tile: {tile} cannot be built")
         return config
-    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same tail as the problem's
+    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same tail as the problem's k
     return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n, tile.cluster_k, k)

@@ -1,9 +1,9 @@
-"""The times of the parts of a product: the constants of the cost model, read from timings.json.
+"""Constants of the cost model: times of the parts of a product, read from timings.json.
 
-`python -m lab tune --fit` makes that file from measured times, and says how well choices by it do. All Hopper
-GPUs have the same SMs, so most constants are fitted to all GPUs together; the GPUs differ in memory. One constant,
-`across_lines_ps`, was measured by itself: a fit of all constants to times that include such rows chose no better.
-`GUESSES` stands in for GPUs that were not measured.
+`python -m lab tune --fit` makes that file from measured times, and reports how good the resulting choices are. All
+Hopper GPUs have the same SMs, so most constants are fitted to all GPUs together; the GPUs differ in memory. One
+constant, `across_lines_ps`, was measured by itself: a fit of all constants to times with rows across lines chose no
+better. GPUs that were not measured use `GUESSES`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = Path(__file__).with_name("timings.json")
 class Timings:
     """The constants for one GPU. A name ends in its unit, unless it is a ratio.
 
-    Compared by identity, so that results computed from them can be cached.
+    Instances are compared by identity, so that results computed from them can be cached.
     """
 
     launch_us: float
@@ -31,39 +31,39 @@ class Timings:
     sm_tflops: float
     """FP8 operations of one SM's tensor cores, in a burst."""
     block_ns: float
-    """Time of a tile for a block of k beside these operations; the same for every size of tile."""
+    """Time of a tile for a k-block besides these operations; equal for every size of tile."""
     tile_us: float
-    """Time of a tile besides its blocks of k: filling the ring, starting to store."""
+    """Time of a tile besides its k-blocks: filling the ring, starting to store."""
     store_us: float
-    """Time of storing a tile of 256x128 in BF16 that the next tile does not hide."""
+    """Time to store a tile of 256x128 in BF16, without the part that overlaps with the next tile."""
     load_gb_per_s: float
-    """Rate at which one SM loads A and B in the decode kernel, which waits for nothing else."""
+    """Rate at which one SM loads A and B in the decode kernel, which spends its time loading."""
     fp4_ns: float
-    """Time of an SM in the decode kernel to make E4M3 of 64 columns of a k-block of an FP4 weight."""
+    """Time of an SM in the decode kernel to convert 64 columns of a k-block of an FP4 weight to E4M3."""
     fp4_token_ns: float
     """Extra time for each row of A that is multiplied by these 64 columns."""
     fp4_alone_ns: float
     """Extra time for a k-block if a CTA is alone on its SM: a second CTA would hide it."""
     convert_ns: float
-    """Further time of a tile of `fp8_gemm` for a block of k of an FP4 weight, which is converted first."""
+    """Extra time of a tile of `fp8_gemm` for converting a k-block of an FP4 weight."""
     split_us: float
-    """Time of adding up a tile if k is split among CTAs, in `fp8_gemm`."""
+    """Time to add up the sums of a tile if CTAs split k, in `fp8_gemm`."""
     decode_split_ns: float
-    """The same in the decode kernel."""
+    """`split_us` for each element of a tile, in the decode kernel."""
     split_c_ns: float
     """Extra time for an element of a tile if k is split and C is added: C is read after the sums are complete."""
     add_us: float
-    """Time of adding a tile of 256x128 to D along k. The next tile hides it if it has enough blocks of k."""
+    """Time to add a tile of 256x128 to D along k. The next tile hides it if it has enough k-blocks."""
     across_lines_ps: float
     """Time of the L2 for 128 bytes of a row that straddle two of its lines, if k is no multiple of 128."""
     across_sectors_ps: float
-    """The same if k is no multiple of 32: then 128 bytes lie in five of its sectors of 32 bytes instead of four."""
+    """`across_lines_ps` if k is no multiple of 32: then 128 bytes are in five sectors of 32 bytes instead of four."""
     part_ps: float
     """Extra time for an element of a tile of `fp8_gemm`, for each part of a k-block after the first."""
     part_ns: float
     """Extra time of a tile of `fp8_gemm`, for each part of a k-block after the first."""
     by_row: float
-    """How much longer a block of k takes if B has a scale for each row."""
+    """Factor on the time of a k-block if B has a scale for each row."""
     find_us: float
     """Delay before the first product of grouped rows: the kernel must find their tiles first."""
     find_group_us: float
@@ -73,9 +73,9 @@ class Timings:
     part_power: float
     """A tile that is only partly filled takes `part ** part_power` of a whole tile's time."""
     dram_tb_per_s: float
-    """Rate at which products read and write, once nothing from before is left in the L2."""
+    """Rate at which products read and write DRAM, once the L2 holds nothing older."""
     evict_us: float
-    """Further time to reach that rate, as older data have to leave the L2 first."""
+    """Extra time until `dram_tb_per_s` is reached, because older data must leave the L2 first."""
 
 
 @cache
@@ -89,7 +89,7 @@ def measured() -> dict[str, Timings]:
 
 @cache
 def timings_of(gpu: Gpu) -> Timings:
-    """Give the timings of a GPU: measured, or guessed as an H200's with the slower rates of `GUESSES`."""
+    """Return the timings of a GPU: measured, or an H200's with the rates of `GUESSES`."""
     found = measured()
     if gpu.name in found:
         return found[gpu.name]

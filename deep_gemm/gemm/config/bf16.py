@@ -1,4 +1,4 @@
-"""A configuration of the kernel for BF16: what differs from that for FP8, and the configuration of a tile."""
+"""A configuration of the BF16 kernel: the differences from the FP8 kernel's, and the configuration of a tile."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .tall import CHUNK_ELEMENTS, K_MAJOR, GemmConfig, Majors
 BLOCK_K = 64
 """BF16 values of a k-block."""
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
-"""Registers of a math thread for sums, by math warpgroups."""
+"""Registers of a math thread for sums, by the number of math warpgroups."""
 
 
 @dataclass(frozen=True)
 class Bf16Config(GemmConfig):
-    """One configuration of the kernel for BF16: sums stay in the tensor cores' accumulators over a slice of k."""
+    """One configuration of the BF16 kernel: sums stay in the tensor cores' accumulators over a slice of k."""
 
     majors: Majors = K_MAJOR
     slices: int = 1
-    """Slices of k, each summed from zero; CTAs of a cluster take one each (`cluster_k`), or a CTA all in turn."""
+    """Slices of k, each summed from zero: one CTA of a cluster for each (`cluster_k`), or one CTA for all in turn."""
     b: Values = field(default=BFLOAT16, kw_only=True)
     sfa: Scales | None = field(default=None, kw_only=True)
     sfb: Scales | None = field(default=None, kw_only=True)
@@ -35,43 +35,43 @@ class Bf16Config(GemmConfig):
 
     @property
     def name(self) -> str:
-        """Short, for people: such as "bf16 nt 128x256/m2 bf16+c"."""
+        """Short name for people, such as "bf16 nt 128x256/m2 bf16+c"."""
         slices = f" of {self.slices} slices" if self.walks_slices else ""
         return f"bf16 {self.majors.name} {super().name.removesuffix(' run 1')}{slices}".replace(" run 1 ", " ")
 
     @property
     def starts_alone(self) -> bool:
-        """Each cluster has a tile of its own, because k is split."""
+        """Tell whether each cluster has one tile only, because k is split."""
         return self.cluster_k > 1
 
     @property
     def walks_slices(self) -> bool:
-        """A CTA takes all slices in turn, and needs totals beside the sums of one."""
+        """Tell whether a CTA computes all slices in turn: it then needs totals besides the sums of one slice."""
         return self.slices > 1 and self.cluster_k == 1
 
     @property
     def sums(self) -> int:
-        """A tile's sums that a math thread has."""
+        """Sums of a tile in each math thread."""
         return self.units_per_warpgroup * (self.unit_n or self.block_n) // 2
 
     @property
     def shared_sums(self) -> int:
-        """Sums that lie in store buffers while the next slice is summed, as no registers are left for them."""
+        """Sums of a thread that are kept in store buffers while the next slice is summed, for lack of registers."""
         return max(self.sums * 2 - MAX_ACCUMULATORS[self.num_math_warpgroups], 0) if self.walks_slices else 0
 
     @property
     def accumulators(self) -> int:
-        """Registers of a math thread for sums: of this slice, and of the slices before."""
+        """Registers of a math thread for sums: of this slice, and of earlier slices."""
         return self.sums * 2 - self.shared_sums if self.walks_slices else self.sums
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers of a producer's and of a math thread; with 40 the warps that store rows of low tiles spill."""
+        """Registers of a producer thread and of a math thread; with 40, warps that store rows of low tiles spill."""
         return (56, 248) if self.storing_warps == 1 else super().registers
 
     @property
     def exchange_bytes(self) -> int:
-        """Bytes that each CTA receives from CTAs that split k with it: whole columns of chunks, from all math warps."""
+        """Bytes that a CTA gets from the CTAs that split k with it: whole columns of chunks, from all math warps."""
         return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
 
     @property
@@ -86,18 +86,18 @@ class Bf16Config(GemmConfig):
             ("A", self.majors.a_is_mn, self.box_rows_of_a),
             ("B", self.majors.b_is_mn, self.box_rows_of_b // self.cluster_m),
         ):
-            yield not is_mn or rows % WGMMA_ROWS == 0, f"boxes of 64 rows of an {name} whose rows are contiguous"
-        yield (not (self.majors.a_is_mn and self.work.groups_rows), "an A with contiguous k where rows are grouped")
-        yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
+            yield not is_mn or rows % WGMMA_ROWS == 0, f"boxes of 64 rows of {name} if its rows are contiguous"
+        yield (not (self.majors.a_is_mn and self.work.groups_rows), "an A with contiguous k if rows are grouped")
+        yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup if k is split"
         yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
-        yield self.units_along_n == 1 or not self.epilogue.activates, "gate and up in one unit where rows are activated"
+        yield self.units_along_n == 1 or not self.epilogue.activates, "gate and up in one unit if rows are activated"
         room = self.num_store_buffers * self.store_buffer_bytes // (4 * WARPGROUP_THREADS)
         yield self.shared_sums <= room, f"store buffers for {self.shared_sums} sums of a thread, not {room}"
-        yield not (self.shared_sums and self.is_fp32), "BF16 for D where sums lie in store buffers"
+        yield not (self.shared_sums and self.is_fp32), "a BF16 D if store buffers hold sums"
 
     def choices(self) -> dict[str, str]:
-        """Give the files that the kernel includes, one of each kind, and its name."""
+        """Return the file that the kernel includes for each kind, and the kernel's name."""
         kinds = {**super().choices(), "MAINLOOP": f"mainloop_of_slice{'s' if self.walks_slices else ''}.cuh"}
         del kinds["SCALES"]
         if self.cluster_k > 1:
@@ -106,11 +106,11 @@ class Bf16Config(GemmConfig):
 
     @property
     def kernel_name(self) -> str:
-        """Name the kernel so that profilers find it: they look for `bf16_gemm` and `gemm_`."""
+        """Name the kernel so that profilers find it: they search for `bf16_gemm` and `gemm_`."""
         return super().kernel_name.replace("fp8_", "bf16_")
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Return the numbers and switches that the source needs."""
         more = {"kSharedSums": self.shared_sums, "kMayBeEmpty": self.work.may_be_empty}
         return {**super().constants(), "kSlices": self.slices, **more}
 
@@ -126,11 +126,11 @@ def bf16_config(
     slices: int = 1,
     min_stages: int = 0,
 ) -> Bf16Config:
-    """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile."""
+    """Configure the kernel for a tile: store buffers for the whole tile if they fit, and all stages that fit then."""
     of_tile = fields_of(block_m, block_n, output, cluster_m, cluster_n, cluster_k)
     num_math_warpgroups = of_tile["num_math_warpgroups"]
     units_along_m = block_m // num_math_warpgroups // WGMMA_ROWS
-    columns = block_n // (1 + output.epilogue.activates)  # of D: gate and up make one
+    columns = block_n // (1 + output.epilogue.activates)  # columns of D: a column of gate and one of up make one
     panel_columns = gcd(columns, 64)
     shares_sums = slices > cluster_k == 1 and units_along_m * block_n > MAX_ACCUMULATORS[num_math_warpgroups]
     config = Bf16Config(

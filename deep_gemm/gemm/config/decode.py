@@ -1,4 +1,4 @@
-"""The configuration of the `fp8_gemm_decode` kernel, and which ones are worth trying for a product of few rows."""
+"""The configuration of the `fp8_gemm_decode` kernel, which multiplies few rows, and the rules that it must obey."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ from .tall import BLOCK_K, EMPTY_BYTES, MAX_CLUSTER
 
 SHARED_BYTES_PER_SM = 233472
 RESERVED_SHARED_BYTES = 1024
-"""Shared memory that the system takes of each block."""
+"""Shared memory that the CUDA driver reserves for each block."""
 MAX_REGISTERS = 255
 MAX_STAGES = 24
 MIN_STAGES = 4
-"""Fewest stages of candidates, half as many if a stage has two blocks: fewer do not hide the latency of memory."""
+"""Fewest stages of a configuration, half as many if a stage has two k-blocks: fewer do not hide memory's latency."""
 SCALE_BLOCKS = 32
 """k-blocks whose scales are in shared memory at a time."""
 SCALE_BLOCKS_OF_E2M1 = 16
 FINE_SCALE_BLOCKS = (32, 16, 8, 4)
 FINE_SCALES_ON_WAY = 20
-"""Registers of a thread for fine scales that are on their way to shared memory."""
+"""Registers of a thread that may hold fine scales on their way from global to shared memory."""
 FINE_SCALES_THERE = 2048
-"""Fine scales of tokens, and of 64 rows, that are in shared memory at a time."""
+"""The most fine scales of a tile's tokens, or of 64 rows of B, that are in shared memory at a time."""
 FINE_ROWS, FINE_COLUMNS = (1, 32, 64, 128), (32, 64, 128)
-"""Rows and columns that a fine scale of B may have; one of A has as many columns."""
+"""Rows and columns that a fine scale of B may cover; a fine scale of A may cover these columns."""
 FRAGMENT_REGISTERS = 16
-"""A thread's part of a k-block of B that is multiplied from registers."""
+"""Registers for a thread's part of a k-block of B, if B is multiplied from registers."""
 CHUNK_FLOATS = 128
-"""Four accumulators of each lane of a warp: what the reduction shares out."""
+"""Four accumulators of each lane of a warp: the chunk that the reduction deals out to CTAs."""
 OTHER_REGISTERS = 24
-"""A thread's registers for addresses, counters and scales, besides accumulators and what grows with them."""
+"""A thread's registers for addresses, counters and scales, besides accumulators and registers that grow with them."""
 WINDOW_ROWS = 512
-"""Rows that one look at ids reads."""
+"""The number of ids that a warp reads at a time."""
 BLOCK_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
 DECODED = E4M3, E2M1
-"""Values of B that the kernel takes."""
+"""Values of B that the kernel can multiply."""
 
 
 def registers_of(config: Any) -> int:
-    """Registers that each thread may have if `ctas_per_sm` CTAs are to fit on an SM, which counts warps by fours."""
+    """Registers that each thread may have if `ctas_per_sm` CTAs fit on an SM; warps get registers in groups of four."""
     warps: int = align(config.num_threads // 32 * config.ctas_per_sm, 4)
     return min(REGISTERS_PER_SM // (warps * 32) // 8 * 8, MAX_REGISTERS)
 
 
 @dataclass(frozen=True)
 class DecodeConfig(Config):
-    """One configuration. A tile is `block_tokens` rows of D x 64 columns for each math warpgroup."""
+    """One configuration. A tile has `block_tokens` rows of D, and 64 columns for each math warpgroup."""
 
     block_tokens: int
     num_stages: int
     num_math_warpgroups: int = 1
     cluster_k: int = 1
-    """CTAs that share out the k of a tile and add their sums."""
+    """CTAs that split the k of a tile and add up their sums."""
     ctas_per_sm: int = 1
     is_fp32: bool = False
     with_c: bool = False
-    """C is read and added; it may be D itself."""
+    """True if C is read and added; C may be D itself."""
     c_is_fp32: bool = False
-    """C is FP32 beside a BF16 D."""
+    """True if C is FP32 and D is BF16."""
     work: Work = DENSE
-    """The rows that each B multiplies: all rows, its head's or its group's."""
+    """The rows that each B multiplies: all rows, or the rows of its head or group."""
     epilogue: Epilogue = TO_D
-    """The way to D: to all its columns, or to heads with unwritten columns between their parts."""
+    """Columns of D that are stored: all, or the two parts of each head with unwritten columns between them."""
     b: Values = E4M3
-    """Values of B; E2M1 becomes E4M3 in registers."""
+    """Values of B; E2M1 is converted to E4M3 in registers."""
     sfb: Scales = PER_BLOCK
-    """How B is scaled."""
+    """The rows and columns of B under one scale."""
     sfa: Scales = PER_ROW
-    """How A is scaled."""
+    """The rows and columns of A under one scale."""
     block_k: ClassVar[int] = BLOCK_K
     """Values of a k-block."""
 
@@ -109,7 +109,7 @@ class DecodeConfig(Config):
 
     @property
     def exchange_bytes(self) -> int:
-        """Room for the sums of the other CTAs of the cluster; a CTA that is alone needs no such place."""
+        """Shared memory for the sums of the other CTAs of the cluster; alone, a CTA has four unused floats."""
         if self.cluster_k == 1:
             return 4 * 4
         chunks = self.block_tokens // 8 * self.num_math_warpgroups * 4
@@ -124,7 +124,7 @@ class DecodeConfig(Config):
 
     @property
     def work_bytes(self) -> int:
-        """Size of `Tiles::Storage`: for grouped rows a queue of tiles, and room where warps transpose D."""
+        """Size of `Tiles::Storage`: for grouped rows a queue of tiles, and a buffer in which warps transpose D."""
         if not self.work.queue:
             return EMPTY_BYTES
         queue = self.work.queue_bytes(self.block_tokens, WINDOW_ROWS)
@@ -132,28 +132,28 @@ class DecodeConfig(Config):
 
     @property
     def is_fp4(self) -> bool:
-        """B is E2M1, not E4M3."""
+        """Tell whether B is E2M1, not E4M3."""
         return self.b == E2M1
 
     @property
     def is_fine(self) -> bool:
-        """B is E4M3, and scales are finer than 1x128 by 128x128."""
+        """Tell whether B is E4M3, and scales are finer than 1x128 by 128x128."""
         return self.b == E4M3 and (self.sfa, self.sfb) != USUAL and self.sfa != WHOLE
 
     @property
     def reads_words(self) -> Words:
-        """Sides whose scales the kernel takes as words of UE8M0: both if scales are fine, B if it is FP4."""
+        """Sides whose scales may be words of UE8M0: both if scales are fine, B if it is FP4."""
         return Words.A | Words.B if self.is_fine else Words.B if self.is_fp4 else Words.NONE
 
     @property
     def num_partials(self) -> int:
-        """Sums of parts of a k-block that a thread keeps at a time, if scales are fine."""
+        """Partial sums, of parts of a k-block, that a thread keeps at a time if scales are fine."""
         parts = BLOCK_K // min(self.sfa.columns, self.sfb.columns)
         return min(parts, 4 if self.block_tokens <= 16 else 2)
 
     @property
     def fine_scale_blocks(self) -> int:
-        """k-blocks whose fine scales are in shared memory at a time; room there and registers on the way limit them."""
+        """k-blocks whose fine scales are in shared memory at a time; shared memory and registers limit the number."""
         *more, least = FINE_SCALE_BLOCKS
         most = FINE_SCALES_THERE // max(self.fine_scales_of_tokens, self.fine_scales_of_rows)
         return next((some for some in more if some <= most and self.fine_registers(some) <= FINE_SCALES_ON_WAY), least)
@@ -175,7 +175,7 @@ class DecodeConfig(Config):
 
     @property
     def slot_blocks(self) -> int:
-        """k-blocks of a slot: a line of 128 bytes of B has one in E4M3, two in E2M1."""
+        """k-blocks of a slot: a line of 128 bytes of B holds one in E4M3, two in E2M1."""
         return 2 if self.is_fp4 else 1
 
     @property
@@ -189,9 +189,9 @@ class DecodeConfig(Config):
         return SCALE_BLOCKS_OF_E2M1 * (self.block_n * 8 + self.block_tokens * 4 + self.num_math_warpgroups * 8)
 
     def ctas(self, m: int, n: int, num_sms: int = 0, groups: int = 1) -> int:
-        """Count the CTAs of this many products: a cluster for each tile of D.
+        """Count the CTAs for `groups` products: a cluster for each tile of D.
 
-        For rows with a layout, as many CTAs as run at once, but no more than tiles can exist (each has at least a row).
+        Grouped rows get the CTAs that run at once, but no more than tiles can exist (a tile has at least a row).
         """
         tiles_n = ceil_div(n, self.block_n)
         if self.work.groups_rows:
@@ -199,7 +199,7 @@ class DecodeConfig(Config):
         return groups * ceil_div(m, self.block_tokens) * tiles_n * self.cluster_k
 
     def slot_bytes(self, m: int, n: int) -> int:
-        """Count the bytes that land in a slot of the ring: a box of A and one of B."""
+        """Count the bytes that TMA writes into a slot of the ring: a box of A and a box of B."""
         return (min(self.block_tokens, m) * self.slot_blocks + min(self.block_n, n)) * BLOCK_K
 
     def rules(self) -> Iterator[tuple[bool, str]]:
@@ -213,17 +213,17 @@ class DecodeConfig(Config):
         yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
         yield self.num_stages >= 2, "at least 2 stages"
         if self.work.groups_rows:
-            yield self.cluster_k == 1, "grouped rows whose k no cluster splits"
+            yield self.cluster_k == 1, "no split of k if rows are grouped"
         tile_bytes = self.block_tokens * self.block_n * 4
         yield (
             self.work.groups_rows or self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
-            "a ring that holds a tile of FP32, which is transposed there",
+            "a ring that can hold an FP32 tile of D, which is transposed there",
         )
         if self.is_fine:
             yield from self.rules_of_fine_scales()
         elif self.is_fp4:
             yield (self.sfa, self.sfb) == (PER_ROW, MX), "scales of 1x128 and 1x32 for FP4"
-        # Totals and partial sums; scales of a k-block, where they fit; scales on their way.
+        # Totals and partial sums; scales of a k-block, if they fit in registers; scales that are being loaded.
         registers = self.block_tokens + (self.block_tokens // 4 if self.block_tokens <= 64 else 0)
         threads = self.num_math_warpgroups * WARPGROUP_THREADS
         if self.is_fine:
@@ -240,13 +240,13 @@ class DecodeConfig(Config):
             registers + OTHER_REGISTERS <= self.registers_limit,
             f"{registers} + {OTHER_REGISTERS} of {self.registers_limit} registers",
         )
-        yield not (self.epilogue.skips_mid and self.with_c), "no C where columns of D are skipped"
+        yield not (self.epilogue.skips_mid and self.with_c), "no C if columns of D are skipped"
         limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
     def rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
-        """Yield (holds, rule) pairs for scales that are finer than the usual ones."""
-        yield self.block_tokens <= 64, "at most 64 tokens, as partial sums of parts have registers too"
+        """Yield (holds, rule) pairs for scales that are finer than 1x128 and 128x128."""
+        yield self.block_tokens <= 64, "at most 64 tokens, because partial sums of parts take registers too"
         yield (
             self.sfa.rows == 1 and self.sfa.columns in FINE_COLUMNS,
             f"scales of A for a row and one of {FINE_COLUMNS} columns",
@@ -257,13 +257,13 @@ class DecodeConfig(Config):
         )
 
     def choices(self) -> dict[str, str]:
-        """Give the files that say how tiles are found, and how B is multiplied."""
+        """Return the files that find the tiles and multiply B."""
         work = "skip_mid" if self.epilogue.skips_mid else self.work.decode
         b = "fine" if self.is_fine else "whole" if self.sfa == WHOLE else self.b.name
         return {"DECODE_WORK": f"decode/{work}.cuh", "DECODE_B": f"decode/{b}.cuh"}
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Return the numbers and switches that the source needs."""
         of_rows = {
             "kGroups": self.work.number,
             "kBlockM": self.block_tokens,
@@ -279,7 +279,7 @@ class DecodeConfig(Config):
             **(self.constants_of_fine_scales() if self.is_fine else {}),
             "kNumMathWarps": self.num_math_warpgroups * 4,
             "kClusterN": 1,
-            "kMulticastCtas": 1,  # a CTA loads into its own slots alone
+            "kMulticastCtas": 1,  # a CTA loads into its own slots only
             "kOutputBytes": 4 if self.is_fp32 else 2,
             "kOutputIsFp32": self.is_fp32,
             "kCIsFp32": self.is_fp32 or self.c_is_fp32,
@@ -287,7 +287,7 @@ class DecodeConfig(Config):
         }
 
     def constants_of_fine_scales(self) -> dict[str, int | bool]:
-        """Give the further constants that decode/fine.cuh takes."""
+        """Return the further constants that decode/fine.cuh needs."""
         return {
             "kColumnsOfA": self.sfa.columns,
             "kRowsOfB": self.sfb.rows,
@@ -298,7 +298,7 @@ class DecodeConfig(Config):
 
 
 def deepest(config: DecodeConfig) -> DecodeConfig:
-    """Give the configuration as many stages as fit."""
+    """Add stages to the configuration while they fit."""
     while config.num_stages < MAX_STAGES:
         deeper = replace(config, num_stages=config.num_stages + 1)
         if deeper.why_illegal() is not None:

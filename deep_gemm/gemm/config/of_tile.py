@@ -1,4 +1,4 @@
-"""The kernel's configuration for a tile: what of it fits registers and shared memory, and is fastest then."""
+"""The configuration of `fp8_gemm` for a tile: the fastest that fits in registers and shared memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .tall import BLOCK_K, RASTER_GROUP, GemmConfig
 
 C = TypeVar("C", bound=GemmConfig)
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
-"""Registers of a math thread for totals and partial sums, by math warpgroups; the rest is for addresses and scales."""
+"""Registers of a math thread for totals and partial sums, by the number of math warpgroups."""
 MAX_ACCUMULATORS_BESIDE_CONVERTING = {64: 192, 128: 128, 256: 192}
-"""The same where further threads convert B, by the rows of a tile."""
+"""`MAX_ACCUMULATORS` if other threads convert B, by the rows of a tile."""
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 """Warpgroups that multiply, by the rows of a tile."""
 MAX_STAGES = 16
@@ -25,15 +25,15 @@ MAX_STAGES = 16
 def tile_config(
     block_m: int, block_n: int, output: Output, cluster_m: int = 1, cluster_n: int = 1, cluster_k: int = 1, k: int = 0
 ) -> GemmConfig:
-    """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile.
+    """Configure the kernel for a tile: store buffers for the whole tile if they fit, and all stages that fit then.
 
-    With the whole tile buffered, one tile's stores run under the next one's products: on an H200 that was worth 3-10%
-    at k = 2048 and cost nothing at k = 16384, even where it left 3 stages instead of 4.
+    If the whole tile is buffered, its stores overlap the next tile's products: on an H200 that saved 3-10% at k = 2048
+    and cost nothing at k = 16384, even if only 3 stages were left instead of 4.
     """
     of_tile = fields_of(block_m, block_n, output, cluster_m, cluster_n, cluster_k)
     num_math_warpgroups = of_tile["num_math_warpgroups"]
     rows_per_warpgroup = block_m // num_math_warpgroups
-    # One unit's partial sums, two units' if possible, and all units' totals must fit a thread's registers.
+    # A thread's registers must hold all units' totals, and the partial sums of one unit, or of two if they fit.
     units_along_m = rows_per_warpgroup // WGMMA_ROWS
     room = MAX_ACCUMULATORS[num_math_warpgroups]
     if output.b == E2M1:
@@ -43,12 +43,12 @@ def tile_config(
     kept = unit_n // 4 if keeps_row_scales else 0
     num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 + kept <= room else 1
     if keeps_row_scales:
-        run_k_blocks, has_tail = 1, False  # longer lines gain nothing there, and take registers
+        run_k_blocks, has_tail = 1, False  # longer runs gain nothing here, and take registers
     else:
         run_k_blocks, has_tail = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
     panel_columns = gcd(unit_n, 64)
     panels = units_along_m * block_n // panel_columns
-    # To convert B takes a stage more, worth 4% at 256 x 128, if there is room beside a tile of D.
+    # A kernel that converts B gains 4% from a fourth stage at 256 x 128, if a buffered tile of D leaves memory for it.
     min_stages = 3 if (block_m + block_n) * BLOCK_K >= 44 * 1024 and output.b != E2M1 else 4
     config = GemmConfig(
         num_stages=min_stages,
@@ -65,11 +65,11 @@ def tile_config(
 def fields_of(
     block_m: int, block_n: int, output: Output, cluster_m: int, cluster_n: int, cluster_k: int
 ) -> dict[str, Any]:
-    """Check the sizes of a tile, and give a configuration's fields that follow from it and from an output.
+    """Check the sizes of a tile, and return the fields of a configuration that follow from them and from an output.
 
     The tiles in flight on 132 SMs read least from DRAM if together they are about as high as wide: the raster moves on
-    along n after 8 tiles where one is higher than wide, after 16 where it is twice as wide as high. On an H200 that was
-    worth 2% to 128x256 at k = 512 and 1536, 0.5% at 16384, and 1% to 64x128.
+    along n after 8 tiles if a tile is higher than wide, after 16 if it is twice as wide as high. On an H200 that saved
+    2% with 128x256 at k = 512 and 1536, 0.5% at 16384, and 1% with 64x128.
     """
     if block_m not in MATH_WARPGROUPS:
         raise ValueError(f"block_m: expected one of {list(MATH_WARPGROUPS)}, got {block_m}")
@@ -77,20 +77,20 @@ def fields_of(
         raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
     adds_to_d = output.adds_to_d and cluster_k == 1
     return {
-        **{each.name: getattr(output, each.name) for each in fields(Output)},  # vars() would slow later reads
+        **{each.name: getattr(output, each.name) for each in fields(Output)},  # vars() would slow later attribute reads
         **{"block_m": block_m, "block_n": block_n, "num_math_warpgroups": MATH_WARPGROUPS[block_m]},
         **{"cluster_m": cluster_m, "cluster_n": cluster_n, "cluster_k": cluster_k},
         "raster_group": RASTER_GROUP * 2 if block_n >= 2 * block_m * cluster_m else RASTER_GROUP,
-        "with_c": output.with_c or (output.adds_to_d and not adds_to_d),  # if k is split, C is read, also if it is D
+        "with_c": output.with_c or (output.adds_to_d and not adds_to_d),  # if k is split, C is read, even if it is D
         "adds_to_d": adds_to_d,
     }
 
 
 def with_buffers(config: C, panels: int) -> C:
-    """Give a configuration store buffers for all panels of a warpgroup, or for the most panels that fit."""
+    """Add store buffers to a configuration: for all panels of a warpgroup, or for the most panels that fit."""
     for buffered in range(panels, 0, -1):
         if panels % buffered and buffered > 3:
-            continue  # rotate through few panels where the whole tile does not fit
+            continue  # if the whole tile does not fit, rotate through few panels
         at_once, buffers = (panels, 1) if buffered == panels else (1, buffered)
         config = replace(config, panels_per_store=at_once, num_store_buffers=buffers)
         if config.shared_bytes <= SHARED_BYTES_LIMIT:
@@ -99,8 +99,8 @@ def with_buffers(config: C, panels: int) -> C:
 
 
 def deepest(config: C) -> C:
-    """Give a configuration as many stages as fit, and panels that D's map can hold."""
-    if config.work.groups_rows and config.has_wide_panels:  # D's map has no dimension left: as many bytes at a time
+    """Add stages to a configuration while they fit, with panels that D's tensor map can describe."""
+    if config.work.groups_rows and config.has_wide_panels:  # halve panels: D's map has no dimension left
         panels = config.panels_per_store * 2
         config = replace(config, panel_columns=config.panel_columns // 2, panels_per_store=panels)
     while config.num_stages < MAX_STAGES:
@@ -112,14 +112,14 @@ def deepest(config: C) -> C:
 
 
 def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[int, bool]:
-    """Say how many blocks of k are multiplied in a straight line, and whether there is code for a tail that they leave.
+    """Return the number of k-blocks of a run (a straight line of code), and whether a tail needs code of its own.
 
-    Each block in the line is more to compile, as a tail is. With one set of partial sums lines of 2 are 0.4% faster
-    than a plain loop, with scales by row 2%; scales of A for 64 columns and FP4 tiles of 256x128 leave no registers.
-    With two sets lines of 4 are 2% faster than of 2 in small tiles and with scales by row, level in others (an H200).
+    A longer run takes longer to compile, and so does a tail. With one set of partial sums, runs of 2 are 0.4% faster
+    than a plain loop, with scales by row 2%; scales of A for 64 columns, and FP4 tiles of 256x128, leave no registers.
+    With two sets, runs of 4 are 2% faster than of 2 in small tiles and with scales by row, equal in others (an H200).
     """
     if output.work.is_along_k:
-        return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
+        return (4 if num_partials == 2 else 2), True  # for any depths of the groups
     if output.parts > 1 and (output.sfa, output.sfb) != (PER_64, PER_BLOCK):
         return 1, False
     is_odd = k_blocks % 2 != 0

@@ -1,4 +1,4 @@
-"""A kernel's configuration, stated once: its fields become the constants of `config.cuh`."""
+"""The configuration of the `fp8_gemm` kernel, stated once: its fields become the constants of `config.cuh`."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from ..kinds.works import TILE_SLOTS
 BLOCK_K = 128
 """FP8 values of a k-block."""
 LINE_BYTES = 128
-"""Bytes that a slot of the ring holds of each row of an operand: a k-block, whatever the type."""
+"""Bytes of a row of an operand in a slot of the ring: one k-block, in any type."""
 MAX_CLUSTER = 8
 CHUNK_ELEMENTS = 16 * 8
-"""Elements that a warp hands to another CTA at a time; see core/exchange.cuh."""
+"""Elements that a warp sends to another CTA at a time; see core/exchange.cuh."""
 CONVERT_ROWS = 32
-"""Rows of B that a warp converts."""
+"""Rows of B that one warp converts."""
 PASS_SLOTS = 4
-"""Slots of the queue that tells all other roles a tile's passes, from scaling warps; see gemm/convert/e2m1.cuh."""
+"""Slots of the queue in which scaling warps tell all other roles a tile's passes; see gemm/convert/e2m1.cuh."""
 EMPTY_BYTES = 1
 """Size of a struct without members, in C++."""
 RASTER_GROUP = 8
-"""Tiles along m that the raster takes before it moves on along n, unless more are better."""
+"""Tiles along m that the raster covers before it moves on along n, unless another number is better."""
 
 
 class Majors(NamedTuple):
-    """Majors of A and B: whether an operand has m or n contiguous, not k."""
+    """Majors of A and B: true for an operand that is contiguous along m or n, false if along k."""
 
     a_is_mn: bool = False
     b_is_mn: bool = False
 
     @property
     def name(self) -> str:
-        """Name of both majors in BLAS's letters for transposition: "nt" if k is contiguous in both."""
+        """Name both majors in BLAS's letters for transposition: "nt" if A and B are contiguous along k."""
         return {(False, False): "nt", (False, True): "nn", (True, True): "tn", (True, False): "tt"}[self]
 
 
 K_MAJOR = Majors()
-"""k is contiguous in both."""
+"""A and B are contiguous along k."""
 
 
 @dataclass(frozen=True)
 class GemmConfig(Config, Output):
-    """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128.
+    """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k is divided into k-blocks of 128.
 
-    `Output` declares its D, scales and groups. If k is split, the kernel reads C and adds it, even if C is D.
+    `Output` declares its D, scales and groups. If k is split, the kernel reads C and adds it, even if C is D itself.
     """
 
     block_m: int
@@ -59,29 +59,29 @@ class GemmConfig(Config, Output):
     num_stages: int
     num_math_warpgroups: int = 2
     unit_n: int | None = None
-    """Columns of one WGMMA; None takes the whole tile's."""
+    """Columns of one WGMMA; None means the whole tile's."""
     num_partials: int = 1
-    """Sets of partial sums: with 2 one is promoted while the tensor cores fill the other."""
+    """Sets of partial sums: with two sets, one is promoted while the tensor cores fill the other."""
     run_k_blocks: int = 1
-    """Blocks of k that are multiplied in a straight line of code; the tensor cores run dry after each line."""
+    """k-blocks that are multiplied in a straight line of code; the tensor cores run dry at the end of each line."""
     has_tail: bool = False
-    """Code for the tail: blocks of k that are left when no whole run remains."""
+    """True if there is code for a tail: k-blocks that are left when no whole run remains."""
     cluster_m: int = 1
     """2: two CTAs with neighbouring rows of tiles share B by multicast."""
     cluster_n: int = 1
     """2: two CTAs with neighbouring columns of tiles share A by multicast."""
     cluster_k: int = 1
-    """CTAs that share out a tile's blocks of k among them and add up their totals."""
+    """CTAs that split a tile's k-blocks and add up their totals."""
     panel_columns: int = 64
-    """Columns of D that one TMA store writes: in rows of up to 128 bytes, or, wide ones, of 256."""
+    """Columns of D that one TMA store writes, in rows of up to 128 bytes, or of 256 bytes (wide panels)."""
     panels_per_store: int = 1
     num_store_buffers: int = 2
     raster_group: int = RASTER_GROUP
-    """Tiles along m that are taken before the raster moves on along n."""
+    """Tiles along m that are computed before the raster moves on along n."""
     block_k: ClassVar[int] = BLOCK_K
     """Values of a k-block."""
     majors = K_MAJOR
-    """No operand has m or n contiguous."""
+    """A and B are contiguous along k."""
 
     @property
     def name(self) -> str:
@@ -94,12 +94,12 @@ class GemmConfig(Config, Output):
 
     @property
     def starts_alone(self) -> bool:
-        """Each cluster has one tile, instead of several in turn."""
+        """Tell whether each cluster computes one tile only, instead of several in turn."""
         return False
 
     @property
     def has_second_map(self) -> bool:
-        """D has a second map: for whole tiles of rows, or for the right parts of heads."""
+        """Tell whether D has a second map: for whole tiles of rows, or for the right parts of heads."""
         return (self.work.groups_rows and not self.loads_sfb) or self.epilogue.skips_mid
 
     @property
@@ -109,7 +109,7 @@ class GemmConfig(Config, Output):
 
     @property
     def units_per_warpgroup(self) -> int:
-        """Units of 64 x `unit_n` that one warpgroup works through for each block of k."""
+        """Units of 64 x `unit_n` that one warpgroup multiplies for each k-block."""
         return self.block_m // self.num_math_warpgroups // WGMMA_ROWS * self.units_along_n
 
     @property
@@ -124,34 +124,34 @@ class GemmConfig(Config, Output):
 
     @property
     def convert_groups(self) -> int:
-        """Warpgroups that convert B."""
+        """The number of warpgroups that convert B."""
         return 0 if not self.converts_b else 1 if self.block_m == 256 else 2
 
     @property
     def convert_warps(self) -> int:
-        """Warps that convert a slot."""
+        """The number of warps that convert one slot."""
         return ceil_div(self.block_n, CONVERT_ROWS) if self.converts_b else 0
 
     @property
     def scaling_warps(self) -> int:
-        """The producer's last warps, if they read B's scales: one for each 64 rows to convert, or one for blocks."""
+        """The number of the producer's last warps that read B's scales: one per 64 converted rows, or one in all."""
         return self.block_n // 64 if self.converts_b else int(self.has_chunks)
 
     @property
     def storing_warps(self) -> int:
-        """The producer's last warps, if they store D: one for each math warpgroup, unless these warps scale B."""
+        """The number of the producer's last warps that store D: one per math warpgroup, but none if they scale B."""
         return self.num_math_warpgroups if self.epilogue.has_row_addresses and not self.converts_b else 0
 
     @property
     def scales_written(self) -> int:
-        """Numbers that scaling warps write into a slot: a factor each, or scales of chunks and whether they fold."""
+        """The count of numbers that scaling warps write into a slot: factors, or scales of chunks and if they fold."""
         if not self.has_chunks:
             return self.scaling_warps
         return self.scale_parts_of_b * (self.block_n // self.scale_rows_of_b) + 1
 
     @property
     def loaded_line_bytes_of_b(self) -> int:
-        """Bytes of a k-block of a row of B that TMA brings."""
+        """Bytes that TMA loads for a k-block of a row of B."""
         return LINE_BYTES // 2 if self.converts_b else LINE_BYTES
 
     @property
@@ -161,12 +161,12 @@ class GemmConfig(Config, Output):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
+        """Registers of a producer thread and of a math thread after `setmaxnreg`; in sum no more than the launch gave.
 
-        Where rows are grouped one of the producer's warps searches the layout, and keeps more where it looks for the
-        last tiles too, or where it searches ids while the loading thread loads B's scales by row. That one has enough
-        with 24. Tiles of 256x128 that keep B's scales by row, whose products never have grouped rows, spill with 232
-        registers, which cost up to 12% on an H200.
+        If rows are grouped, one of the producer's warps searches the layout. It needs more registers if it also looks
+        for the last tiles, or if it searches ids while the loading thread loads B's scales by row. The loading thread
+        needs 24. Tiles of 256x128 that keep B's scales by row (their rows are never grouped) spill with 232 registers,
+        which cost up to 12% on an H200.
         """
         if self.converts_b:
             return {64: (64, 232), 128: (64, 160), 256: (56, 208)}.get(self.block_m, (0, 0))
@@ -181,7 +181,7 @@ class GemmConfig(Config, Output):
 
     @property
     def has_scales(self) -> bool:
-        """Slots hold scales, and partial sums are promoted by them."""
+        """Tell whether slots hold scales, by which promotion multiplies partial sums."""
         return self.sfa not in (None, WHOLE)
 
     @property
@@ -191,7 +191,7 @@ class GemmConfig(Config, Output):
 
     @property
     def store_buffer_bytes(self) -> int:
-        """One store buffer of one warpgroup."""
+        """Size of one store buffer of one warpgroup."""
         return self.panels_per_store * WGMMA_ROWS * self.panel_columns * self.output_bytes
 
     @property
@@ -201,12 +201,12 @@ class GemmConfig(Config, Output):
 
     @property
     def stores_by_tma(self) -> bool:
-        """TMA stores tiles of D from panels in shared memory, through a tensor map."""
+        """Tell whether TMA stores tiles of D from panels in shared memory, through a tensor map."""
         return self.cluster_k == 1 and self.epilogue.by_tma
 
     @property
     def has_wide_panels(self) -> bool:
-        """Rows of a panel are two or more spans of a swizzle: see gemm/epilogue/panels.cuh."""
+        """Tell whether a row of a panel has two or more spans of a swizzle: see gemm/epilogue/panels.cuh."""
         return self.panel_columns * self.output_bytes == 256
 
     @property
@@ -214,7 +214,7 @@ class GemmConfig(Config, Output):
         """Size of `SharedStorage` in gemm/fp8_gemm.cuh, which asserts that it is the same."""
         operands = self.num_stages * (self.block_m + self.block_n) * LINE_BYTES
         outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
-        if self.epilogue.has_row_addresses:  # 64 rows of a tile, each with room behind it: gemm/epilogue/store_rows.cuh
+        if self.epilogue.has_row_addresses:  # 64 rows of a tile, with padding after each: gemm/epilogue/store_rows.cuh
             outputs = self.num_math_warpgroups * WGMMA_ROWS * (self.block_n * self.output_bytes + 16)
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
@@ -248,7 +248,7 @@ class GemmConfig(Config, Output):
 
     @property
     def scales_bytes(self) -> int:
-        """Scales of all slots. Without scales a slot has a float, as C++ has no empty arrays, and barriers follow."""
+        """Size of the scales of all slots. Without scales a slot has one float, because C++ has no empty arrays."""
         if self.sfa in (None, WHOLE):
             return align(self.num_stages * 4, 8)
         of_b = self.scale_parts_of_b * self.block_n if self.loads_sfb else self.scales_written
@@ -261,9 +261,9 @@ class GemmConfig(Config, Output):
 
     @property
     def scale_rows(self) -> int:
-        """Rows of A whose scales a slot of the ring holds, in lines of 128 bytes.
+        """Rows of A whose scales a slot of the ring holds, rounded to lines of 128 bytes.
 
-        Stacked groups begin at any row, and TMA loads from 16 bytes on: from the multiple of 4 rows before.
+        Stacked groups begin at any row, but TMA's loads begin at multiples of 16 bytes, so up to 3 rows earlier.
         """
         if self.sfa in (None, WHOLE):
             return 0
@@ -272,32 +272,32 @@ class GemmConfig(Config, Output):
 
     @property
     def box_scale_rows(self) -> int:
-        """Rows whose scales one TMA load brings: all, or half of them, in whole lines."""
+        """Rows whose scales one TMA instruction loads: all, or half of them, in whole lines of 128 bytes."""
         return self.scale_rows if self.scale_rows <= 256 else self.scale_rows // 2
 
     @property
     def has_short_tiles(self) -> bool:
-        """Tell whether a group's last tile may be lower, in steps of 64 rows: it may if warpgroups have two units.
+        """Tell whether a group's last tile may be lower, in steps of 64 rows: warpgroups must have two units.
 
-        A group of 129 to 256 rows then is one tile, which reads B once and multiplies few rows in vain: on an H200
-        128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by it:
+        A group of 129 to 256 rows is then one tile, which reads B once and multiplies few rows in vain: on an H200
+        128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by this:
         CTAs that share B get out of step, and read it from DRAM twice.
         """
         return self.work.groups_rows and self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
 
     @property
     def branches_on_parts(self) -> bool:
-        """Code for whole tiles skips units of a short tile: separate code would need registers that are not left."""
+        """Tell whether the code for whole tiles skips units of a short tile: separate code would lack registers."""
         return self.converts_b and self.has_short_tiles
 
     @property
     def cuts_last_tiles(self) -> bool:
-        """Tell whether the last tiles are cut in halves where they are no more than half of the CTAs.
+        """Tell whether the last tiles are cut in halves if they are at most half as many as the CTAs.
 
-        A wave of few tiles takes as long as a full one. Cut in halves, the tiles take two thirds of that: 144 tiles for
+        A wave of few tiles takes as long as a full one; the same tiles in halves take two thirds of that: 144 tiles for
         the 132 SMs of an H200 take 70 us instead of 85. Warpgroups of two units have code for halves. Quarters gained
-        2% more, halves of rows nothing. Tiles are not cut if this would part gate from up, or if rows go to addresses:
-        then the warp that looks for halves would take registers that the math warps need.
+        2% more, halves of rows nothing. Tiles are not cut if a cut would part gate from up, nor if rows go to
+        addresses: the warp that looks for halves would take registers that the math warps need.
         """
         has_halves = self.units_along_n == self.units_per_warpgroup == 2
         can_be_cut = not (self.epilogue.gates_apart or self.epilogue.has_row_addresses)
@@ -305,35 +305,35 @@ class GemmConfig(Config, Output):
 
     @property
     def units_of_part(self) -> int:
-        """Units that a warpgroup computes of a short or narrow tile: its first ones. 0 if all tiles are whole."""
+        """Units, the first ones, that a warpgroup computes of a short or narrow tile; 0 if all tiles are whole."""
         return self.units_along_n if self.has_short_tiles else 1 if self.cuts_last_tiles else 0
 
     @property
     def keeps_row_scales(self) -> bool:
-        """Scales of B by row stay in registers for a warpgroup's units of rows, which share them."""
+        """Tell whether registers keep B's scales by row, because a warpgroup's units, one below another, share them."""
         return self.loads_sfb and self.units_along_n == 1 and self.units_per_warpgroup > 1 and self.parts == 1
 
     @property
     def box_rows_of_a(self) -> int:
-        """Rows of A that one TMA load brings at most: a tile's rows, or this CTA's part of them.
+        """The most rows of A that one TMA instruction loads: a tile's rows, or this CTA's part of them.
 
-        If rows are grouped, TMA takes longer to fill rows behind a group's end with zeros than to load rows. So boxes
-        have 64 rows, and boxes behind the group's end are left out. On an H200 that is worth 6% to 128x256 tiles if
-        groups are small, and 25% to 128x128 tiles, and costs nothing if groups are large.
+        If rows are grouped, TMA takes longer to fill rows after a group's end with zeros than to load rows. So boxes
+        have 64 rows, and boxes after the group's end are left out. On an H200 that saves 6% with 128x256 tiles if
+        groups are small, and 25% with 128x128 tiles, and costs nothing if groups are large.
         """
         return WGMMA_ROWS if self.work.groups_rows else self.block_m // self.cluster_n
 
     @property
     def box_rows_of_b(self) -> int:
-        """Rows of B that a TMA load brings: a tile's, half of them if halves may lie apart, or a converting warp's."""
+        """Rows of B per TMA load: a tile's rows, half of them if halves may be apart, or a converting warp's rows."""
         if self.converts_b:
             return CONVERT_ROWS
         return self.block_n // 2 if self.cuts_last_tiles or self.epilogue.gates_apart else self.block_n
 
     def box_rows_of_sfa(self, m: int) -> int:
-        """Rows of A whose scales one TMA load brings: a tile's, but no more than A has in whole 16 bytes.
+        """Rows of A whose scales one TMA instruction loads: a tile's, but no more than A has, rounded up to 16 bytes.
 
-        With several parts: all rows of a tile, as parts' lines are that far apart in a slot. Groups begin at any row.
+        With several parts: all rows of a tile, the distance of two parts in a slot. Groups begin at any row.
         """
         if self.work.groups_rows:
             return self.box_scale_rows
@@ -342,9 +342,9 @@ class GemmConfig(Config, Output):
         return self.block_m if self.scale_parts > 1 else min(self.block_m, align(m, 4))
 
     def ctas(self, m: int, n: int, num_sms: int, groups: int = 1) -> int:
-        """Count CTAs of this many products: one for each SM, but no more clusters than tiles to share out.
+        """Count the CTAs for `groups` products: one for each SM, but no more clusters than there are tiles.
 
-        Grouped rows get no more CTAs than tiles (or halves) can exist; a tile has at least one row.
+        Grouped rows get no more CTAs than tiles (or halves of tiles) can exist; a tile has at least one row.
         """
         if self.work.groups_rows:
             return min(num_sms, groups * m * ceil_div(n, self.block_n) * (2 if self.cuts_last_tiles else 1))
@@ -360,10 +360,10 @@ class GemmConfig(Config, Output):
         yield from self._rules_of_work()
         yield from self._rules_of_fine_scales()
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
-        yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
+        yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs whose length divides 32 k-blocks"
         one_by_one = self.run_k_blocks == self.num_partials == 1 or not self.branches_on_parts
-        yield one_by_one, "one k-block and unit at a time where units are left out"
-        yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
+        yield one_by_one, "runs of one k-block, and one set of sums, if units may be skipped"
+        yield self.run_k_blocks > 1 or not self.has_tail, "runs of several k-blocks if there is a tail"
         registers = self.registers[1]
         others = 16 if self.converts_b else 32
         yield self.accumulators <= registers - others, f"{self.accumulators} accumulators in {registers} registers"
@@ -381,11 +381,11 @@ class GemmConfig(Config, Output):
         scale_chunk = gcd(self.block_n, self.scale_rows_of_b)
         yield unit_n % scale_chunk == 0 or scale_chunk % unit_n == 0, "whole scale chunks"
         yield self.num_stages >= 2, "at least 2 stages"
-        # Either half of an operand that a cluster shares is whole swizzle atoms, 8 rows, by the rules on tiles above.
+        # Half of an operand that a cluster shares is whole swizzle atoms, 8 rows each, by the rules on tiles above.
         yield (self.cluster_m, self.cluster_n) in ((1, 1), (1, 2), (2, 1)), "1 or 2 CTAs that share an operand"
         yield 1 <= self.cluster_k <= MAX_CLUSTER, f"1 to {MAX_CLUSTER} CTAs that split k"
-        yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "k split, or an operand shared, not both"
-        yield self.cluster_k == 1 or not self.adds_to_d, "no addition by TMA where k is split"
+        yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "a split of k or a shared operand, not both"
+        yield self.cluster_k == 1 or not self.adds_to_d, "no addition to D by TMA if k is split"
 
     def _rules_of_stores(self) -> Iterator[tuple[bool, str]]:
         unit_n = self.unit_n or self.block_n
@@ -393,7 +393,7 @@ class GemmConfig(Config, Output):
         may_be_wide = self.is_fp32 and not self.work.groups_rows
         yield (
             may_be_wide or not self.has_wide_panels,
-            "panel rows of 256 bytes for FP32 alone, and not for grouped rows",
+            "panel rows of 256 bytes only for an FP32 D whose rows are not grouped",
         )
         panels = self.units_per_warpgroup * unit_n // self.panel_columns
         whole_panels = unit_n % self.panel_columns == 0
@@ -405,22 +405,22 @@ class GemmConfig(Config, Output):
         yield not self.units_of_part or half % min(half, self.panels_per_store) == 0, "panels that fill half a tile"
         yield self.num_store_buffers >= 1, "at least 1 store buffer"
         yield self.raster_group >= 1, "a raster of at least 1 tile"
-        yield not self.adds_to_d or self.is_fp32, "FP32 output where it is added to D"
-        yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
+        yield not self.adds_to_d or self.is_fp32, "an FP32 D if the product is added to D"
+        yield not (self.adds_to_d and self.with_c), "only one way to add C"
 
     def _rules_of_work(self) -> Iterator[tuple[bool, str]]:
         unit_n, work, epilogue = self.unit_n or self.block_n, self.work, self.epilogue
         grouped, along_k = work.groups_rows, work.is_along_k
-        yield not grouped or self.cluster_size == 1, "no clusters where rows are grouped"
+        yield not grouped or self.cluster_size == 1, "no clusters if rows are grouped"
         only_a = self.cluster_size == self.cluster_n or not self.has_scales
-        yield not along_k or only_a, "only A shared where groups are along k"
-        yield not (grouped and self.adds_to_d), "no addition to D where rows are grouped"
-        yield work.may_split_k or self.cluster_k == 1, "k whole where there are heads"
+        yield not along_k or only_a, "only A shared if groups are along k"
+        yield not (grouped and self.adds_to_d), "no addition to D if rows are grouped"
+        yield work.may_split_k or self.cluster_k == 1, "no split of k for heads"
         yield (
             not along_k or self.sfb == PER_ROW or not self.has_scales,
-            "scales of B for each row where groups are along k",
+            "scales of B for each row if groups are along k",
         )
-        yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
+        yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail, because each group may have one"
         plain = (
             work.takes_fine_scales
             and not (grouped or self.loads_sfb or self.is_fp32 or self.with_c)
@@ -428,17 +428,17 @@ class GemmConfig(Config, Output):
         )
         yield (
             plain or not epilogue.skips_mid,
-            "a plain BF16 product without a split of k where columns of D are skipped",
+            "a plain BF16 product without a split of k if columns of D are skipped",
         )
         is_plain = not (self.is_fp32 or self.with_c or self.adds_to_d) and self.cluster_k == 1
         yield (
             epilogue.work is None or (is_plain and epilogue.work == work and self.operands in epilogue.operands),
-            "a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
+            "a BF16 D without C or a split of k, and the work and operands that its epilogue supports",
         )
         of_halves = (unit_n == 128 or epilogue.by_tma) and self.block_n in (128, 256)
-        yield of_halves or not epilogue.activates, "units of 128 columns, one or two, where rows are activated"
+        yield of_halves or not epilogue.activates, "one or two units of 128 columns if rows are activated"
         apart = epilogue.gates_apart and not epilogue.by_tma
-        yield self.block_n == 256 or not apart, "tiles of 256 columns where gate and up lie apart"
+        yield self.block_n == 256 or not apart, "tiles of 256 columns if gate is apart from up"
 
     def _rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
         unit_n, work, epilogue = self.unit_n or self.block_n, self.work, self.epilogue
@@ -448,22 +448,22 @@ class GemmConfig(Config, Output):
         )
         yield (self.sfa == WHOLE) == (self.sfb == WHOLE), "scales of all columns on both sides or on none"
         plain_tiles = work.takes_fine_scales and not (epilogue.activates or epilogue.skips_mid)
-        yield (self.parts == 1 or plain_tiles, "no heads, depths or activation where scales are finer than 128 columns")
-        yield self.scale_parts == 1 or self.box_scale_rows == self.scale_rows, "one box of A's scales if they are finer"
-        yield self.block_n == unit_n == 128 or not self.has_chunks, "128 columns where blocks of B are smaller"
-        yield self.run_k_blocks == 1 or not self.folds_parts, "one k-block at a time where its parts may fold"
+        yield (self.parts == 1 or plain_tiles, "no heads, depths or activation if scales are finer than 128 columns")
+        yield self.scale_parts == 1 or self.box_scale_rows == self.scale_rows, "one TMA box of A's finer scales"
+        yield self.block_n == unit_n == 128 or not self.has_chunks, "128 columns if scales of B cover smaller blocks"
+        yield self.run_k_blocks == 1 or not self.folds_parts, "one k-block at a time if its parts may fold"
         by_warps = self.num_math_warpgroups < 3 and self.cluster_m * self.cluster_n == 1
         yield (
             by_warps or not self.has_chunks,
-            "1 or 2 math warpgroups that share nothing where blocks of B are smaller",
+            "1 or 2 math warpgroups, and no shared operand, if scales of B cover smaller blocks",
         )
-        yield self.num_math_warpgroups < 3 or not self.converts_b, "1 or 2 math warpgroups where B is converted"
-        yield not (self.converts_b and self.cuts_last_tiles), "whole tiles where B is converted"
+        yield self.num_math_warpgroups < 3 or not self.converts_b, "1 or 2 math warpgroups if B is converted"
+        yield not (self.converts_b and self.cuts_last_tiles), "whole tiles if B is converted"
         alone = self.cluster_m * self.cluster_n == 1
-        yield alone or not self.converts_b, "no shared operand where B is converted: other tiles may have other passes"
+        yield alone or not self.converts_b, "no shared operand if B is converted: tiles may differ in passes"
         is_plain = not (self.is_fp32 or self.with_c)
-        yield is_plain or not self.converts_b or self.block_m < 256, "registers that are left for another D than BF16"
-        yield self.block_n in (64, 128) or not self.converts_b, "64 or 128 columns where B is converted"
+        yield is_plain or not self.converts_b or self.block_m < 256, "at most 128 rows for FP4 unless D is BF16"
+        yield self.block_n in (64, 128) or not self.converts_b, "64 or 128 columns if B is converted"
 
     @property
     def accumulators(self) -> int:
@@ -471,7 +471,7 @@ class GemmConfig(Config, Output):
         return (self.units_per_warpgroup + self.num_partials) * (self.unit_n or self.block_n) // 2
 
     def choices(self) -> dict[str, str]:
-        """Give the files that gemm/kinds.cuh includes, one of each kind, and the kernel's name."""
+        """Return the files that gemm/kinds.cuh includes, one of each kind, and the kernel's name."""
         work, epilogue = self.work, self.epilogue
         stores = "split" if self.cluster_k > 1 else epilogue.source
         scales = "by_row_kept" if self.keeps_row_scales else "by_row" if self.loads_sfb else "by_block"
@@ -497,8 +497,8 @@ class GemmConfig(Config, Output):
     def kernel_name(self) -> str:
         """Name the kernel so that profilers find it and know the kind of product.
 
-        They look for `fp8_gemm`, for `fp8_wgrad_gemm` if both operands have scales by row, and for `gemm_`. They count
-        one match a call, so no kernel that only helps a product has any of these in its name.
+        Profilers look for `fp8_gemm`, for `fp8_wgrad_gemm` if both operands have scales by row, and for `gemm_`. They
+        count one match a call, so a kernel that only helps a product must not have any of these in its name.
         """
         work, epilogue = self.work, self.epilogue
         of_work = epilogue.kernel if epilogue.skips_mid else work.kernel
@@ -507,7 +507,7 @@ class GemmConfig(Config, Output):
         return f"{'fp8_wgrad_gemm' if self.operands == OPERANDS_BY_ROW else 'fp8_gemm'}_{of_work}{of_rows}"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Return the numbers and switches that the source needs."""
         producer_registers, math_registers = self.registers
         work, epilogue = self.work, self.epilogue
         return {
@@ -524,7 +524,7 @@ class GemmConfig(Config, Output):
             "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
             "kGroups": work.number,
             "kGateColumns": self.block_n // 2 if epilogue.gates_apart else 8,
-            "kColumnsOfValue": 1 + epilogue.activates,  # gate and up, or one
+            "kColumnsOfValue": 1 + epilogue.activates,  # a column of gate and one of up make a value
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": work.window_rows(),
             "kRunWords": work.run_words(self.block_m),
@@ -553,4 +553,4 @@ CONSTANTS = (
     *("convert_warps", "convert_groups", "convert_registers", "with_c", "adds_to_d"),
     *("has_short_tiles", "branches_on_parts", "cuts_last_tiles"),
 )
-"""Attributes of a configuration that the source takes by their names."""
+"""Attributes of a configuration that the source uses by their names."""

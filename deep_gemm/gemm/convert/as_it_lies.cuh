@@ -1,4 +1,4 @@
-// B lies in memory as WGMMA reads it: no warp converts, and a tile's k-blocks are multiplied in one pass.
+// B is stored as WGMMA reads it: no warp converts, and a tile's k-blocks are multiplied in one pass.
 #pragma once
 #include "types.cuh"
 

@@ -1,16 +1,16 @@
 // B is MXFP4: two E2M1 values in a byte, and a scale 2^s for each 32 values of a row. A converting warp turns 32 rows
 // of a slot into E4M3 in place:
 //
-//   TMA          64 bytes of each row of B            -> the first half of the 32 rows' place in the slot, swizzled by 64 bytes
-//   scaling      scales of a k-block from memory      -> a shift for each 32 values, a factor for each 64 rows, behind A's scales
-//   converting   packed --wait--> bytes, shifts -> registers -> E4M3 in the rows' place, swizzled by 128 bytes --arrive--> full
+//   TMA          64 bytes of each row of B            -> the first half of the 32 rows' memory in the slot, swizzled by 64 bytes
+//   scaling      scales of a k-block from memory      -> a shift for each 32 values, a factor for each 64 rows, after A's scales
+//   converting   packed --wait--> bytes, shifts -> registers -> E4M3 in the rows' memory, swizzled by 128 bytes --arrive--> full
 //   math         full --wait--> WGMMA, promote by sfa and the rows' factors
 //
 // The scales of 64 rows of a k-block fold into the exponents of E4M3 if they are at most 2^11 apart. Their common part
-// is the factor. If scales of a tile are further apart, its k-blocks are multiplied in several passes: each pass takes
-// only the values of the next scales, and zeros for all others. So each value takes part once, and a tile's path
-// depends on its scales alone. The scaling warps (the producer's, one for each 64 rows of a tile) count the passes, and
-// tell all other roles at the end of the first one.
+// is the factor. If scales of a tile are further apart, its k-blocks are multiplied in several passes: each pass
+// multiplies only the values of the next scales, and zeros instead of all others. So each value is multiplied once, and
+// the number of passes depends on the tile's scales alone. The scaling warps (the producer's, one for each 64 rows of a
+// tile) count the passes, and tell all other roles the number at the end of the first pass.
 #pragma once
 #include "config.cuh"
 #include "e4m3_of_e2m1.cuh"
@@ -25,17 +25,17 @@
 
 constexpr uint32_t kPassSlots = 4;
 static_assert(kConvertRows == 32 && kBlockN == kScalingWarps * 64, "64 rows for each scaling warp");
-// Marks in place of a shift: kZeros if these values belong to another pass, kNaNs if their scale is NaN.
+// Marks that replace a shift: kZeros if these values belong to another pass, kNaNs if their scale is NaN.
 constexpr uint32_t kZeros = 0x80, kNaNs = 0x40;
 
 struct ConvertStorage {
-  alignas(16) uint32_t shifts[kNumStages][kBlockN];  // of each row's four groups, a byte each, counted from 2^-5
+  alignas(16) uint32_t shifts[kNumStages][kBlockN];  // of a row's four groups, one byte each, counted from 2^-5
   uint64_t packed[kNumStages];
   uint64_t counted[kPassSlots], known[kPassSlots];
-  alignas(8) ptx::Uint2 passes[kPassSlots];  // of a tile: passes that the rows of each scaling warp need
+  alignas(8) ptx::Uint2 passes[kPassSlots];  // for each scaling warp, the passes that its rows of the tile need
 
   DEVICE void init() {
-    for (uint64_t& barrier : packed) ptx::mbarrier_init(&barrier, 1 + kScalingWarps);  // the loading thread is first
+    for (uint64_t& barrier : packed) ptx::mbarrier_init(&barrier, 1 + kScalingWarps);  // the loading thread arrives too
     for (uint32_t slot = 0; slot < kPassSlots; ++slot) {
       ptx::mbarrier_init(&counted[slot], kScalingWarps);
       ptx::mbarrier_init(&known[slot], 1 + kScalingWarps + kConvertGroups * kConvertWarps + kNumMathWarps);  // all roles
@@ -45,10 +45,10 @@ struct ConvertStorage {
   DEVICE uint64_t* full_of_b(uint64_t*, uint32_t stage) { return &packed[stage]; }
 };
 
-// Counts a role's passes over a tile's k-blocks. The role calls `again` after each pass.
+// Counts a role's passes over a tile's k-blocks. The role calls `again` after each pass: true means another pass.
 struct Passes {
   ConvertStorage& storage;
-  uint32_t at = 0;  // 256 * finished tiles + passes left of the current one: one register, which math warps can spare
+  uint32_t at = 0;  // 256 * finished tiles + passes left of this tile: one register, because math warps have few
 
   DEVICE explicit Passes(ConvertStorage& storage_) : storage(storage_) {}
 
@@ -79,11 +79,11 @@ struct Passes {
 
 // ---- The warps that scale
 //
-// Scales are compared by their order: the exponent plus 1, and 0 for NaN, which has no place among them.
+// Scales are compared by their order: the exponent plus 1, or 0 for NaN, which cannot be ordered.
 
 DEVICE uint32_t order_of(uint32_t word, uint32_t group) { return (word >> group * 8) + 1 & 255; }
 
-// The largest of a word's four orders that is too small to fold with `above`.
+// The largest of a word's four orders that is too small to fold together with `above`.
 DEVICE uint32_t most_of_word(uint32_t word, uint32_t above) {
   uint32_t most = 0;
 #pragma unroll
@@ -94,7 +94,7 @@ DEVICE uint32_t most_of_word(uint32_t word, uint32_t above) {
   return most;
 }
 
-// The factor of values that were shifted so that a scale of this order became 2^6, the largest shift.
+// The factor of values whose shifts turned the scale of this order into 2^6, the largest shift.
 DEVICE float factor_of(uint32_t order) { return ptx::float_of(bits_of_factor(order > 0 ? order - 1 : 0)); }
 
 DEVICE uint32_t reduce_max_sync(uint32_t value) { return ~ptx::reduce_min_sync(~value); }
@@ -103,16 +103,16 @@ DEVICE uint32_t reduce_most_sync(const uint32_t (&words)[2], uint32_t above) {
   return reduce_max_sync(first > second ? first : second);
 }
 
-// Scales of 64 rows of B; each lane of a scaling warp has two rows. Scales seldom change much from one k-block to the
-// next, so `most` stays the same as long as the scales fold with it.
+// Scales of 64 rows of B; each lane of a scaling warp has two rows. Scales seldom change much from one k-block to
+// the next, so `most` stays unchanged while the scales fold with it.
 struct RowsOf64 {
-  const uint32_t* next[2];  // the lane's words of scales to load next
+  const uint32_t* next[2];  // the lane's two words of scales to load next
   uint32_t coming[2];
   uint32_t most;  // the largest order that folds: 12 to 251
-  float factor;   // of scales that fold
+  float factor;   // the factor of scales that fold with `most`
 
   // Computes the words' shifts; true if all scales fold. As `most` is 12 to 251, a scale that does not fold, or NaN,
-  // gives a shift of more than 11, or one that borrows from the next.
+  // results in a shift of more than 11, or one that borrows from the next byte.
   DEVICE bool fold(const uint32_t (&words)[2], uint32_t (&shifts)[2]) const {
     uint32_t outside = 0;
 #pragma unroll
@@ -141,13 +141,13 @@ struct RowsOf64 {
     return true;
   }
 
-  // Computes shifts for one of several passes, or the marks in their place. Returns the number of passes; `factor` is
-  // this pass's.
+  // Computes shifts, or marks, for one of several passes. Returns the number of passes; sets `factor` to
+  // this pass's factor.
   static DEVICE uint32_t shift_apart(const uint32_t (&words)[2], uint32_t pass, uint32_t (&shifts)[2], float& factor) {
     uint32_t passes = 0, order = 0;
     for (uint32_t found = reduce_most_sync(words, 255 + kShifts); found != 0; found = reduce_most_sync(words, found), ++passes)
       order = passes <= pass ? found : order;
-    if (passes <= pass) order = 0;  // nothing is left for this pass
+    if (passes <= pass) order = 0;  // this pass has no scales left
     factor = factor_of(order);
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -162,7 +162,7 @@ struct RowsOf64 {
   }
 };
 
-// k-blocks whose words of a row share a sector, if they are contiguous. Scales come from DRAM in whole sectors.
+// k-blocks whose words of a row fill one sector, if the words are contiguous. DRAM is read in whole sectors.
 constexpr uint32_t kWordsOfSector = 8;
 
 // The role of the producer's last warps: each has 64 rows of a tile.
@@ -178,13 +178,13 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
     do {
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i) {
-        const uint32_t row = tile.row_n + which * 64 + i * 32 + lane;  // past the last row, the last row's scales
+        const uint32_t row = tile.row_n + which * 64 + i * 32 + lane;  // rows past the last use the last row's scales
         rows.next[i] = reinterpret_cast<const uint32_t*>(sfb_of(p, tile)) +
                        static_cast<uint64_t>(row < p.n ? row : p.n - 1) * p.sfb_stride_n +
                        static_cast<uint64_t>(k_blocks.first) * p.sfb_stride_k;
         if (!k_blocks.are_none()) rows.coming[i] = ptx::ld_global_b32(rows.next[i]);
       }
-      rows.most = kShifts, rows.factor = factor_of(kShifts);  // a tile's bits must not depend on the tile before
+      rows.most = kShifts, rows.factor = factor_of(kShifts);  // a tile's bits must not depend on the previous tile
 #pragma unroll 1
       for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
         uint32_t words[2], shifts[2];
@@ -224,7 +224,7 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
 
 // ---- The warps that convert
 
-// A lane has two groups of a row, in each of two rounds of 16 rows.
+// A lane converts two groups of a row in each of two rounds of 16 rows.
 constexpr uint32_t kRowsOfRound = 16;
 
 struct Tables {
@@ -242,7 +242,7 @@ struct Tables {
   }
 };
 
-// Writes the values of a round; the lane's values go to `to`.
+// Writes a round's values to the lane's address `to`.
 DEVICE void store_values(const ptx::Uint4 (&packed)[2], const Table& first, const Table& second, uint32_t to) {
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
@@ -256,7 +256,7 @@ DEVICE void store_values(const ptx::Uint4 (&packed)[2], const Table& first, cons
   }
 }
 
-// Converts the slots of a tile.
+// Converts all slots of a tile.
 template <typename Storage>
 DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& is_turn, const Tile& tile, RingPosition& at) {
   const uint32_t lane = ptx::lane_index(), row = lane / 2, half = lane % 2;
@@ -268,8 +268,8 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
 #pragma unroll 1
   for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
     if (kConvertGroups == 2 && (is_turn = !is_turn)) continue;
-    // With an odd number of stages a group has each slot every other round. Rounds r and r - 2 have the same parity, so
-    // the group waits until math warps have freed the slot of round r - 1: it would take round r - 2 for round r.
+    // With an odd number of stages, a converting warpgroup has each slot every other round. Rounds r and r - 2 have the
+    // same parity, so it waits until math warps have freed the slot of round r - 1: it must not take round r - 2 for r.
     if constexpr (kNumStages % kConvertGroups != 0) wait_until_free(shared.ring, at);
     ptx::mbarrier_wait_parity(&shared.roles.packed[at.stage], at.parity);
     const uint32_t shifts_at = first_shifts + at.stage * (kBlockN * 4), from = first_from + at.stage * kBBytes;
@@ -278,7 +278,7 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
       packed[i / 2][i % 2] = ptx::ld_shared_v4_b32((from ^ i % 2 * 16) + i / 2 * (kRowsOfRound * kBlockK / 2));
-    ptx::syncwarp();  // all lanes have read before any lane writes over it
+    ptx::syncwarp();  // all lanes must have read before a lane overwrites
     const uint32_t to = first_to + at.stage * kBBytes;
     const Tables tables(shifts);
     store_values(packed[0], tables.of[0], tables.of[1], to);
@@ -289,7 +289,7 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
   }
 }
 
-// The role of the converting warpgroups: with two of them, each has every other slot.
+// The role of the converting warpgroups: if there are two, they convert slots in turn.
 template <typename Storage>
 DEVICE void convert_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t group) {
   ptx::setmaxnreg_dec<kConvertRegisters>();
@@ -297,7 +297,7 @@ DEVICE void convert_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32
   if (warp >= kConvertWarps) return;
   Passes passes(shared.roles);
   RingPosition at;
-  bool is_turn = group == 0;  // of the other one, for the slot before
+  bool is_turn = group == 0;  // true if the other group converts the slot before
   for (Tile tile; tiles.next(tile);) do
       convert_tile(p, shared, warp, is_turn, tile, at);
     while (passes.template again<true>());

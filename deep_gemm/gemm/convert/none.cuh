@@ -1,4 +1,4 @@
-// B lies in memory as WGMMA reads it, and its scales where the math warps do.
+// B is stored as WGMMA reads it, and its scales as the math warps read them: no warp converts values or scales.
 #pragma once
 #include "convert/as_it_lies.cuh"
 

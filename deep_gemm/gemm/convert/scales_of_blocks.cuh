@@ -1,10 +1,10 @@
-// B needs no conversion. Its scales are of blocks smaller than 128 x 128: too many scales for the math warps to keep.
-// The producer's last warp writes the scales of a k-block into the slot, behind A's scales:
+// B needs no conversion. Its scales cover blocks smaller than 128 x 128: too many scales for the math warps to keep.
+// The producer's last warp writes the scales of a k-block into the slot, after A's scales:
 //
 //   [parts of the k-block][chunks of a tile's columns], and whether each chunk has one scale for all parts
 //
-// and arrives at the slot's barrier. It loads the scales of a batch of k-blocks at a time, one batch ahead. Words turn
-// into numbers only when they are used; each lane loads a word, and four lanes load the same one.
+// and arrives at the slot's barrier. It loads the scales of a batch of k-blocks at a time, one batch ahead. It converts
+// words to numbers only when it uses them; each lane loads a word, and four lanes load the same word.
 #pragma once
 #include "config.cuh"
 #include "convert/as_it_lies.cuh"
@@ -17,17 +17,17 @@
 #include WORK
 
 constexpr uint32_t kChunks = kBlockN / kScaleRowsOfB;
-// k-blocks of a batch: a lane has one part of one k-block, for each chunk.
+// k-blocks of a batch: for each chunk, a lane has the scale of one part of one k-block.
 constexpr uint32_t kBlocksOfBatch = 32 / kScalePartsOfB;
 static_assert(kChunks == 2 || kChunks == 4, "the scales of a part are stored at once");
 
 struct LaneScales {
-  const float* rows[kChunks];  // of the tile's chunks: a block's first scale
+  const float* rows[kChunks];  // for each chunk of the tile, the first scale of its block
   uint32_t coming[kChunks];
   const bool are_words;
 
-  // Scales past the end of k are zero, like the values there, or, in words, the number of exponent zero. Columns of a
-  // tile past n take the last block's scale.
+  // Scales past the end of k are zero, like the values there; words there have exponents of zero. Columns of a tile
+  // past n use the last block's scale.
   DEVICE void ask(const Params& p, uint32_t first_k_block) {
     const uint32_t part = first_k_block * kScalePartsOfB + ptx::lane_index();
     const bool is_there = part < ceil_div(p.k, kBlockK / kScalePartsOfB);
@@ -36,7 +36,7 @@ struct LaneScales {
       coming[i] = is_there ? ptx::ld_global_nc_b32(rows[i] + static_cast<uint64_t>(are_words ? part / 4 : part) * p.sfb_stride_k) : 0;
   }
 
-  // The loaded scale of the lane's part; `part` counts parts from the start of k.
+  // The scale of the lane's part, as loaded; `part` counts parts from the start of k.
   DEVICE uint32_t taken(uint32_t i, uint32_t part) const { return are_words ? bits_of_scale_at(part, coming[i]) : coming[i]; }
 
   DEVICE LaneScales(const Params& p, const Tile& tile) : are_words(p.words & kWordsOfB) {
@@ -49,7 +49,7 @@ struct LaneScales {
   }
 };
 
-// By the producer's last warp.
+// The role of the producer's last warp.
 template <typename Storage>
 DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t) {
   const uint32_t block_of_lane = ptx::lane_index() / kScalePartsOfB, part = ptx::lane_index() % kScalePartsOfB;
@@ -61,7 +61,7 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
 #pragma unroll 1
     for (uint32_t first = k_blocks.first; first < k_blocks.end; first += kBlocksOfBatch) {
       uint32_t current[kChunks];
-      bool folds = true;  // they equal the scales of the k-block's first part, or lie past the end of k
+      bool folds = true;  // false if a scale differs from the first part's, unless it is past the end of k
 #pragma unroll
       for (uint32_t i = 0; i < kChunks; ++i) {
         current[i] = scales.taken(i, first * kScalePartsOfB + ptx::lane_index());

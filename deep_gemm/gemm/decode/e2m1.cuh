@@ -5,8 +5,8 @@
 //     fragments of 64 x 32, in registers, x tokens            --> WGMMA, four to a k-block
 //
 // A row's scales in a k-block fold into the exponents of its E4M3 values if they are at most 2^11 apart. The math warps
-// check this when they bring scales into shared memory. If the scales of one row do not fold, all groups of its
-// warpgroup are multiplied one by one, each from zero.
+// check this when they copy scales to shared memory. If the scales of one row do not fold, its warpgroup multiplies all
+// groups of the k-block one by one, each from zero.
 #pragma once
 #include "config.cuh"
 #include "decode/product.cuh"
@@ -16,7 +16,7 @@
 #include "ptx/warp.cuh"
 #include "ue8m0.cuh"
 
-// Sums of k-blocks that a thread has registers for: with two, one is multiplied while the other is promoted.
+// Sets of partial sums that fit in a thread's registers: with two, one is multiplied while the other is promoted.
 constexpr uint32_t kNumPartials = kBlockTokens <= 32 ? 2 : 1;
 // k-blocks whose scales are in shared memory at a time.
 constexpr uint32_t kScaleBlocks = 16;
@@ -27,15 +27,15 @@ constexpr uint32_t kRowsPerThread = kScaleBlocks * 64 / 128, kTokensPerThread = 
 static_assert(kSlotBlocks == 2 && kScaleBlocks % 2 == 0, "a row of a slot is two k-blocks");
 
 struct ScaleStorage {
-  // Two words for each row of B. If it folds: a byte for each group, the shift of its values counted from 2^-5, and the factor of
-  // the row's sum. If it does not: its four scales, and zero.
+  // Two words for each row of B. If its scales fold: the shift of each group's values, one byte each, counted from
+  // 2^-5, and the factor of the row's sum. If they do not fold: the row's four scales, and zero.
   alignas(16) ptx::Uint2 rows[kNumWarpgroups][kScaleBlocks][64];
   float tokens[kScaleBlocks][kBlockTokens];
-  // Whether rows fold: 32 of a warpgroup's each.
+  // Whether rows fold, for each 32 rows of a warpgroup.
   alignas(16) uint32_t fold[kNumWarpgroups][kScaleBlocks][2];
 };
 
-// The words in ScaleStorage for a row whose scales are the bytes of `word`.
+// The two words in ScaleStorage for a row whose scales are the bytes of `word`.
 DEVICE ptx::Uint2 folded(uint32_t word, bool& folds) {
   uint32_t least = 255, most = 0;
 #pragma unroll
@@ -45,13 +45,13 @@ DEVICE ptx::Uint2 folded(uint32_t word, bool& folds) {
   }
   folds = most - least < kShifts || most == 255;
   if (!folds) return {word, 0};
-  if (most == 255) return {0, bits_of_scale(255)};  // NaN times anything
-  const uint32_t shifts = word + (kShifts - 1) * 0x01010101 - most * 0x01010101;  // no byte borrows of the next
+  if (most == 255) return {0, bits_of_scale(255)};  // the product is NaN for any values
+  const uint32_t shifts = word + (kShifts - 1) * 0x01010101 - most * 0x01010101;  // no byte borrows from the next byte
   return {shifts, bits_of_factor(most)};
 }
 
-// The scales of kScaleBlocks k-blocks, on their way to shared memory. A warpgroup loads its rows' scales; all together
-// load the tokens'. Past the last row, token or k-block the last one is loaded again: no address is outside.
+// Scales of kScaleBlocks k-blocks, loaded into registers and stored to shared memory. A warpgroup loads its rows' scales;
+// all load the tokens' scales. Past the last row, token or k-block, the last scale is loaded again: none is outside.
 struct Scales {
   uint32_t rows[kRowsPerThread];
   float tokens[kTokensPerThread];
@@ -100,8 +100,8 @@ struct Scales {
 
 // ---- From E2M1 to E4M3
 
-// A thread's fragment of 64 rows of B, 32 deep: rows lane / 4 and lane / 4 + 8 of its warp's 16, of each values 4 * (lane % 4) to + 3,
-// and those 16 on. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".) `chunk` counts a row's 16 bytes.
+// A thread's fragment of 64 rows of B, 32 deep: its warp's rows lane / 4 and lane / 4 + 8, values 4 * (lane % 4) to + 3
+// and the four 16 later. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".) `chunk` counts 16 bytes.
 DEVICE void load_fragment(uint32_t (&fragment)[4], uint32_t b, uint32_t chunk, const Table (&tables)[2]) {
   const uint32_t lane = ptx::lane_index();
 #pragma unroll
@@ -112,7 +112,7 @@ DEVICE void load_fragment(uint32_t (&fragment)[4], uint32_t b, uint32_t chunk, c
   }
 }
 
-// ---- One k-block: b is where the thread's first row is in the slot, `first` the k-block's first chunk of a row
+// ---- One k-block: `b` is the address of the thread's first row in the slot, `first` its k-block's first chunk
 
 using Fragments = uint32_t[4 * kGroupsOfBlock];
 
@@ -131,13 +131,13 @@ DEVICE void issue(float (&partial)[kAccumulators], const Fragments& fragments, u
   ptx::wgmma_commit_group();
 }
 
-// If scales do not fold: sums each group from zero, and adds the sums in order.
+// If scales do not fold: sums each group's products from zero, and adds these sums in order.
 DEVICE void multiply_groups(float (&partial)[kAccumulators], uint32_t b, uint32_t first, uint32_t a_low,
                             const ptx::Uint2 (&rows)[2]) {
 #pragma unroll
   for (float& x : partial) x = 0;
 #pragma unroll 1
-  for (uint32_t g = ptx::opaque(0u); g < kGroupsOfBlock; ++g) {  // opaque: else the compiler peels the first turn
+  for (uint32_t g = ptx::opaque(0u); g < kGroupsOfBlock; ++g) {  // opaque: else the compiler peels the first iteration
     const auto folds = [&](uint32_t i) { return rows[i].y != 0; };
     const auto byte = [&](uint32_t i) { return rows[i].x >> g * 8 & 255; };
     const auto table = [&](uint32_t i) { return Table(folds(i) ? byte(i) : kShiftOfOne); };
@@ -185,7 +185,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   Scales scales;
   if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
   for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
-    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before
+    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales
     scales.store(shared.scales);
     ptx::bar_sync(1, kNumMathThreads);
     if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);
@@ -220,7 +220,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
           float partial[kAccumulators];
           const uint32_t of_block = a + block * (kABytes / 16);
           const ptx::Uint2 fold_of_block = ptx::ld_shared_v2_b32(shared.scales.fold[warpgroup][i + block]);
-          if (ptx::all_sync((fold_of_block.x & fold_of_block.y) != 0)) {  // a k-block that is alone
+          if (ptx::all_sync((fold_of_block.x & fold_of_block.y) != 0)) {  // all rows of this k-block fold
             Fragments fragments;
             load_fragments(fragments, b, block * kGroupsOfBlock, rows);
             issue(partial, fragments, of_block);

@@ -6,19 +6,19 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
-// How many k-blocks have their scales in shared memory at a time.
+// k-blocks whose scales are in shared memory at a time.
 constexpr uint32_t kScaleBlocks = 32;
 constexpr uint32_t kScalesPerThread = kScaleBlocks * kBlockTokens / kNumMathThreads;
 
 using ScaleStorage = float[kScaleBlocks * kBlockTokens];
 
-// sfa * sfb for 32 k-blocks: [k-block][token] in shared memory, on their way in registers before that. Each of these
-// products is needed by 64 or 128 columns of D; a tile lies within one 128x128 block of B, so there are no others.
+// sfa * sfb for 32 k-blocks: [k-block][token] in shared memory, and in registers before that. 64 or 128 columns of D
+// share each of these numbers: a tile is within one 128x128 block of B.
 struct Scales {
   float sfa[kScalesPerThread], sfb;
 
-  // Past the last token or k-block the last one is loaded again: never an address outside. Not by ".nc", which the
-  // compiler may move to before griddepcontrol_wait.
+  // Indices past the last token or k-block load the last one's scale again: no address is outside. The loads are not
+  // ".nc", which the compiler may move to before griddepcontrol_wait.
   DEVICE void load(const DecodeProduct& p, const Work& work, uint32_t first_k_block) {
     const auto k_block = [&](uint32_t i) {
       return first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1;
@@ -53,7 +53,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   Scales scales;
   if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
   for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
-    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before
+    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales
     scales.store(shared.scales);
     ptx::bar_sync(1, kNumMathThreads);
     if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);

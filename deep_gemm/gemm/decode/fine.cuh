@@ -1,6 +1,6 @@
-// B in E4M3, where a scale of A or of B has less than 128 columns, or one of B less than 128 rows.
+// B in E4M3, if a scale of A or of B covers fewer than 128 columns, or a scale of B fewer than 128 rows.
 //
-//   scales of kScaleBlocks k-blocks, or words    --> shared memory, as numbers: of tokens and of rows of B, apart
+//   scales of kScaleBlocks k-blocks, or words    --> shared memory, as numbers: of tokens, and of rows of B
 //   a part of a k-block, as deep as the shallower scale  --> WGMMA, from zero
 //   total = fma(partial, sfa * sfb, total), the parts in order
 #pragma once
@@ -14,7 +14,7 @@
 constexpr uint32_t kDepth = kColumnsOfA < kColumnsOfB ? kColumnsOfA : kColumnsOfB;
 constexpr uint32_t kParts = kBlockK / kDepth, kPartsOfA = kBlockK / kColumnsOfA, kPartsOfB = kBlockK / kColumnsOfB;
 constexpr uint32_t kNumWarpgroups = kNumMathWarps / 4;
-// Scales that a warpgroup's 64 rows of B have, and of these a thread's two rows, which are 8 apart.
+// Scales for a warpgroup's 64 rows of B, and for a thread's two rows among them, which are 8 apart.
 constexpr uint32_t kScalesOfRows = kRowsOfB < 64 ? 64 / kRowsOfB : 1, kScalesOfThread = kRowsOfB == 1 ? 2 : 1;
 constexpr uint32_t kScalesOfTokens = kScaleBlocks * kPartsOfA * kBlockTokens;
 constexpr uint32_t kTokensPerThread = ceil_div(kScalesOfTokens, kNumMathThreads);
@@ -26,11 +26,11 @@ struct ScaleStorage {
   alignas(16) float rows[kNumWarpgroups][kScaleBlocks][kScalesOfRows][kPartsOfB];
 };
 
-// A thread's i-th load, among its warpgroup's loads of B's scales: of one scale, or of a word with a k-block's scales.
+// A thread's i-th load among its warpgroup's loads of B's scales: one scale, or a word with a k-block's scales.
 template <bool kAreWords>
 struct RowLoad {
   static constexpr uint32_t kOfBlock = kAreWords ? 1 : kPartsOfB;
-  // Loads along k by neighbouring lanes, as a row's scales are contiguous. Words are contiguous along rows instead.
+  // Neighbouring lanes load along k, because a row's scales are contiguous. Words are contiguous along rows instead.
   static constexpr uint32_t kTogether = kAreWords ? 1 : 8;
   static constexpr uint32_t kCount = kScaleBlocks * kOfBlock * kScalesOfRows, kPerThread = ceil_div(kCount, 128);
   static_assert(kScaleBlocks * kOfBlock % kTogether == 0, "whole sets of loads");
@@ -42,9 +42,9 @@ struct RowLoad {
         along_k(index / (kTogether * kScalesOfRows) * kTogether + index % kTogether) {}
 };
 
-// The scales of kScaleBlocks k-blocks, or words with them, on their way to shared memory. A warpgroup loads its rows'
-// scales; all warpgroups together load the tokens' scales. Past the last row, token or column the last one is loaded
-// again, so that no address is outside.
+// The scales of kScaleBlocks k-blocks, or words with them, in registers between global and shared memory. A warpgroup
+// loads its rows' scales; all warpgroups together load the tokens' scales. Indices past the last row, token or column
+// load the last one's scale again, so that no address is outside.
 struct Scales {
   uint32_t rows[RowLoad<false>::kPerThread], tokens[kTokensPerThread];
 
@@ -142,10 +142,10 @@ struct RowScales {
 
 using Partials = float[kNumPartials][kAccumulators];
 
-// One k-block: where B and A are in its slot, as descriptors' low words, and its scales.
+// One k-block: descriptors' low words for its B and A in the slot, and its scales.
 struct KBlock {
   uint32_t b_low, a_low;
-  uint32_t depth;  // that is left of k, from this k-block on
+  uint32_t depth;  // values of k from this k-block to the end
   const float (&tokens)[kPartsOfA][kBlockTokens];
   RowScales rows;
 
@@ -159,7 +159,7 @@ struct KBlock {
     ptx::wgmma_commit_group();
   }
 
-  // Promotes this part and the next ones. `done` is called when the tensor cores are done with the slot.
+  // Promotes this part and all later parts. Calls `done` when the tensor cores no longer need the slot.
   template <uint32_t kPart, typename Done>
   DEVICE void promote(float (&total)[kAccumulators], Partials& partials, const Done& done) const {
     if constexpr (kPart < kParts) {
@@ -173,7 +173,7 @@ struct KBlock {
       ptx::fence_registers(partial);
       ptx::wgmma_wait_group<kIssued - 1>();
       if constexpr (kPart + 1 == kParts) done();
-      // Past the last column of k there are no scales. A value in their place may be infinite, and make zeros NaN.
+      // Past the last column of k there are no scales. A value loaded there may be infinite, and make zeros NaN.
       if (kPart == 0 || kPart * kDepth < depth) {
 #pragma unroll
         for (uint32_t j = 0; j < kAccumulators; ++j) {
@@ -199,7 +199,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   Scales scales;
   if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
   for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
-    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before
+    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales
     scales.store(p, first, shared.scales);
     ptx::bar_sync(1, kNumMathThreads);
     if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);

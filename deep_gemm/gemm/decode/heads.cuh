@@ -1,11 +1,11 @@
-// Products of several heads, all of one shape: see decode/product.cuh. Maps have the head as their last dimension. All
-// tiles of a head follow each other, then come the next head's tiles.
+// Products of several heads, all of one shape: see decode/product.cuh. Heads are the last dimension of the maps. All
+// tiles of a head precede the next head's tiles.
 #pragma once
 #include "decode/product.cuh"
 #include "decode/tile.cuh"
 
 struct Heads {
-  uint64_t sfa_stride, sfb_stride, d_stride, c_stride;  // from head to head, in elements
+  uint64_t sfa_stride, sfb_stride, d_stride, c_stride;  // from one head to the next, in elements
 };
 
 struct Params : DecodeMaps, DecodeProduct {

@@ -1,6 +1,6 @@
-// Products of groups of rows, each with its own B: see decode/product.cuh and work/layout.cuh. CTA i takes the layout's
-// tiles i, i + CTAs, ... Its producer's warp finds the tiles in the layout, hands them to the math warps through a
-// queue, and loads them. It is ahead of the math warps, also from one tile to the next.
+// Products of groups of rows, each with its own B: see decode/product.cuh and work/layout.cuh. CTA i computes the
+// layout's tiles i, i + CTAs, ... Its producer's warp finds the tiles in the layout, hands them to the math warps
+// through a queue, and loads them. It runs ahead of the math warps, even into the next tile.
 #pragma once
 #include "decode/product.cuh"
 #include "decode/tile.cuh"
@@ -10,12 +10,12 @@
 
 struct Params : DecodeMaps, DecodeProduct {
   Groups groups;
-  uint64_t sfa_stride, d_stride;  // from group to group where each has its own A and D, in elements; else 0
+  uint64_t sfa_stride, d_stride;  // from one group to the next if each group has its own A and D, in elements; else 0
 };
 
 static_assert(kClusterK == 1, "no tile is shared out to several CTAs");
 
-// A tile, and where its group's rows end; behind the last one comes a tile that ends at 0.
+// A tile, and the row where its group ends; the tile after the last one has end_m 0.
 struct CtaWork : Work {
   uint32_t end_m = 0, group = 0;
 
@@ -32,7 +32,7 @@ DEVICE DecodeProduct product_of(const Params& p, const CtaWork& work) {
   product.sfa += work.group * p.sfa_stride;
   product.sfb += work.group * p.groups.sfb_stride;
   product.d += work.group * p.d_stride * kOutputBytes;
-  if constexpr (kWithC) product.c += static_cast<uint64_t>(work.group) * p.n * kCBytes;  // the group's bias
+  if constexpr (kWithC) product.c += static_cast<uint64_t>(work.group) * p.n * kCBytes;  // adds the group's bias
   return product;
 }
 
@@ -40,34 +40,34 @@ struct Tiles {
   static constexpr bool kIsOnly = false;
   struct Storage {
     TileQueue queue;
-    alignas(16) float room[kNumMathWarps][kChunkFloats];  // where a warp transposes a chunk before it stores it
+    alignas(16) float room[kNumMathWarps][kChunkFloats];  // a warp transposes a chunk here before it stores it
 
     DEVICE void init() { queue.init(kNumMathWarps); }
   };
 
   const Params& p;
   Storage& storage;
-  CtaWork work{};  // of no tile
-  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
+  CtaWork work{};  // not a tile yet
+  uint32_t number = 0;  // tiles that this thread has dealt or taken so far
 
   template <typename Shared>
   DEVICE Tiles(const Params& p_, Shared& shared) : p(p_), storage(shared.work) {}
 
-  // By the producer's warp.
+  // Called by the producer's warp.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
-    if (!p.weight_is_ready) ptx::griddepcontrol_wait();  // the kernel before may write the layout
+    if (!p.weight_is_ready) ptx::griddepcontrol_wait();  // the previous kernel may write the layout
     Stretches stretches(storage.queue.window);
     RingPosition at;
     const uint32_t tiles_n = ceil_div(p.n, kBlockN);
     FoundTile found{};
     for (uint32_t next_tile = ptx::block_index(); stretches.find(p.groups, tiles_n, next_tile, found); next_tile += ptx::grid_size()) {
-      // Tiles that share rows of B follow each other.
+      // Tiles that share rows of B are consecutive.
       const Stretch& rows = found.stretch;
       const uint32_t tiles_m = rows.tiles_m(), tile_n = found.number / tiles_m;
       const ptx::Uint4 tile = {rows.first + (found.number - tile_n * tiles_m) * kBlockTokens, tile_n * kBlockN, rows.end, rows.group};
       work.set(p, tile);
-      if (ptx::lane_index() == 0) {  // always the same lane, which knows where it is in the ring
+      if (ptx::lane_index() == 0) {  // always the same lane, as it keeps the ring's position
         storage.queue.deal(number, tile);
         load(work, at, number == 0);
       }
@@ -76,22 +76,22 @@ struct Tiles {
     }
     if (ptx::lane_index() == 0) storage.queue.deal(number, {0, 0, 0, 0});
     ptx::syncwarp();
-    ptx::griddepcontrol_wait();  // a CTA without tiles has not waited, and the kernel before may read D's memory
+    ptx::griddepcontrol_wait();  // a CTA without tiles has not waited, and the previous kernel may read D's memory
     if (p.groups.zeroes_padding) zero_padding(p.groups, storage.queue.window, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }
 
-  // By a math warp.
+  // Called by a math warp.
   DEVICE bool next(CtaWork& next_work) {
     storage.queue.wait_until_dealt(number);
     const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(storage.queue.tile(number));
-    // Waits until all lanes have read, and shows the compiler that they have read the same.
+    // Waits until all lanes have read, and tells the compiler that all have read the same values.
     next_work.set(p, {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)});
     storage.queue.give_back(number, dealt.x, ptx::lane_index() == 0);
     ++number;
     return next_work.end_m != 0;
   }
 
-  // Writes the tile's rows that the group has. Each warp uses a room of its own, as the ring is being loaded.
+  // Stores the rows of the tile that are in the group. Each warp uses its own buffer, as the ring is being loaded.
   template <typename Shared>
   DEVICE void store(const DecodeProduct& product, Shared&, const CtaWork& tile, const float (&total)[kAccumulators]) {
     const uint32_t warp = ptx::warp_index();

@@ -1,4 +1,4 @@
-// One product, whose columns go to the parts of heads in D: see decode/product.cuh, and head_parts.cuh.
+// One product whose columns are stored in the parts of heads in D: see decode/product.cuh and head_parts.cuh.
 #pragma once
 #include "config.cuh"
 #include "decode/product.cuh"
@@ -23,7 +23,7 @@ DEVICE void load_box(const ptx::TensorMap* map, uint64_t* full, uint8_t* destina
   ptx::tma_load_2d(map, full, destination, k, row);
 }
 
-// Skips the middles of all heads whose right part the column has reached.
+// Adds the middles of all heads whose right part begins at or before this column.
 DEVICE uint32_t column_of_d(const Params& p, uint32_t column) {
   return column + p.heads.before(column + p.heads.columns - p.heads.left) * p.heads.mid;
 }

@@ -1,10 +1,9 @@
 // Code that the kernels for few rows of A share: a CTA's tile of D and its k-blocks, the loop over these k-blocks, and
-// the way of sums to D.
+// adding up and storing the sums.
 //
-// Rows of B are on WGMMA's side of 64, tokens on the side that may be as narrow as 8. So the accumulators are a tile of
-// D transposed: 64 columns of D for each warpgroup, times kBlockTokens rows. The k-blocks of a tile are shared out to
-// kClusterK CTAs of a cluster, rank 0 the first of them, and their sums are added by exchange.cuh. A cluster may have kClusterN
-// tiles beside each other.
+// WGMMA's 64 rows are rows of B; its columns, at least 8, are tokens. So the accumulators are a tile of D transposed: 64
+// columns of D for each warpgroup, times kBlockTokens rows. The kClusterK CTAs of a cluster split the k-blocks of a tile,
+// in order of rank, and exchange.cuh adds their sums. A cluster may have kClusterN tiles beside each other.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
@@ -18,16 +17,16 @@
 constexpr uint32_t kABytes = kBlockTokens * kBlockK, kBBytes = kBlockN * kBlockK;
 constexpr uint32_t kNumMathThreads = kNumMathWarps * 32;
 constexpr uint32_t kAccumulators = kBlockTokens / 2;
-// Whether the last tile of tokens moves up to end at the last token, and so computes some tokens again, to the same
-// bits. Otherwise TMA would fill the rows past the end with zeros. Not if C is added, which must happen once.
+// Whether the last tile of tokens begins earlier, to end at the last token: it computes some tokens again, to the same
+// bits. Otherwise TMA would fill rows past the end with zeros. Not if C is added, which must happen once.
 constexpr bool kMovesLastTileUp = !kWithC;
-// Whether a thread has registers for a k-block's scales besides partial sums and totals.
+// Whether a thread has registers for a k-block's scales besides its partial sums and totals.
 constexpr bool kScalesFit = kBlockTokens <= 64;
 
-// This CTA's work: a tile of D, over some of its k-blocks. A tile may have fewer k-blocks than CTAs.
+// This CTA's work: a tile of D, and the k-blocks to multiply. A tile may have fewer k-blocks than CTAs.
 struct Work {
   uint32_t rank, row_m, row_n, k_block, end_k_block;
-  uint32_t place;  // of the tile in its cluster
+  uint32_t place;  // index of the tile in its cluster
 
   Work() = default;
   template <typename Params>
@@ -35,7 +34,7 @@ struct Work {
     rank = kClusterK * kClusterN > 1 ? ptx::cluster_rank() : 0;
     place = kClusterN > 1 ? rank / kClusterK : 0;
     if constexpr (kClusterN > 1) rank %= kClusterK;
-    // Tiles that share rows of B follow each other.
+    // Tiles that share rows of B are consecutive.
     const uint32_t tile = ptx::block_index() / kClusterK, tiles_m = ceil_div(p.m, kBlockTokens);
     row_m = tile % tiles_m * kBlockTokens;
     if constexpr (kMovesLastTileUp) {
@@ -60,10 +59,10 @@ DEVICE void issue_k_block(float (&partial)[kAccumulators], uint32_t b_address, u
   ptx::wgmma_commit_group();
 }
 
-// Multiplies and promotes `count` k-blocks; B comes from the ring. `scales` begin at the first k-block, and are read
-// only if kScaled. `a_address` gives the address of A for the i-th k-block, whose B is in this slot. Accumulator 4 * g
-// + i of a thread is for token 8 * g + lane % 4 * 2 + i % 2 and column lane / 4 + i / 2 * 8 of its warp's 16. (PTX ISA,
-// "Register Fragments for wgmma.mma_async.m64nNk32".)
+// Multiplies and promotes `count` k-blocks; B is in the ring. `scales` begin at the first k-block, and are read only if
+// kScaled. `a_address(i, stage)` returns the address of A for the i-th k-block, whose B is in slot `stage`. Accumulator
+// 4 * g + i of a thread is for token 8 * g + lane % 4 * 2 + i % 2 and column lane / 4 + i / 2 * 8 of its warp's 16.
+// (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".)
 template <bool kScaled = true, typename AddressOfA>
 DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& a_address, const float* scales,
                               uint32_t count, RingPosition& at, float (&total)[kAccumulators]) {
@@ -90,7 +89,7 @@ DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& 
   }
 }
 
-// Multiplies totals by scales that do not change along k. A lane has the scale of every 32nd token, and of the thread's rows of B.
+// Multiplies totals by scales that are constant along k. A lane has the scales of every 32nd token and its rows of B.
 DEVICE void multiply_by_scales(float (&total)[kAccumulators], const float (&of_tokens)[ceil_div(kBlockTokens, 32)],
                                const float (&of_rows)[2]) {
 #pragma unroll
@@ -100,17 +99,17 @@ DEVICE void multiply_by_scales(float (&total)[kAccumulators], const float (&of_t
   }
 }
 
-// Offset of (token, column) of a chunk of 8 x 16 in 512 bytes of shared memory: [token][column]. Rows and quarters
-// of rows are permuted so that lanes with a column each, and lanes with a quarter each, meet no bank conflict.
+// Offset of (token, column) in a chunk of 8 x 16 in 512 bytes of shared memory: [token][column]. Rows and quarters of
+// rows are permuted to avoid bank conflicts, whether each lane reads a column or a quarter of a row.
 DEVICE uint32_t transposed(uint32_t token, uint32_t column) {
   return (token ^ (token >> 1 & 1)) * 16 + (column ^ token / 4 * 8);
 }
 
-// Writes a chunk to D, added to C, by way of shared memory of the warp: 4 columns of a token for each lane.
+// Stores a chunk, plus C, to D through the warp's shared memory: each lane stores 4 columns of a token.
 template <typename Params>
 DEVICE void store_chunk(const Params& p, float* room, const ptx::Float4& v, uint32_t row_m, uint32_t row_n) {
   const uint32_t lane = ptx::lane_index(), token = lane % 4 * 2, column = lane / 4;
-  ptx::syncwarp();  // all lanes have read the chunk before
+  ptx::syncwarp();  // all lanes have read the previous chunk
   ptx::st_shared_f32(room + transposed(token, column), v.x);
   ptx::st_shared_f32(room + transposed(token + 1, column), v.y);
   ptx::st_shared_f32(room + transposed(token, column + 8), v.z);
@@ -137,7 +136,7 @@ DEVICE void store_chunk(const Params& p, float* room, const ptx::Float4& v, uint
     ptx::st_global_v2_b32(to, ptx::pack_bf16(d.x, d.y), ptx::pack_bf16(d.z, d.w));
 }
 
-// Writes this CTA's share of the tile. A CTA without a cluster writes all of it, from its own registers.
+// Stores this CTA's share of the tile. A CTA without a cluster stores all of the tile, from its own registers.
 template <typename Params>
 DEVICE void store_share(const Params& p, float* exchange, const Work& work, const float (&total)[kAccumulators]) {
   constexpr uint32_t kShare = chunks_per_cta(kAccumulators);
@@ -156,7 +155,7 @@ DEVICE void store_share(const Params& p, float* exchange, const Work& work, cons
   }
 }
 
-// By one thread.
+// Called by one thread.
 template <typename Storage>
 DEVICE void init_barriers(Storage& shared, const Work& work) {
   ptx::mbarrier_init(&shared.received, 1);
@@ -164,22 +163,22 @@ DEVICE void init_barriers(Storage& shared, const Work& work) {
   if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);
 }
 
-// Adds up the math warps' totals and stores D. A CTA of a cluster has waited until the others run.
+// Adds up the math warps' totals and stores D. A CTA of a cluster has already waited until the other CTAs run.
 template <typename Params, typename Storage>
 DEVICE void add_up_and_store(const Params& p, Storage& shared, const Work& work, const float (&total)[kAccumulators]) {
   if constexpr (kClusterK > 1) {
     send_chunks(total, shared.exchange, &shared.received, work.rank, work.place * kClusterK, ptx::warp_index(),
                 ptx::lane_index());
-    // Once all chunks for this CTA have arrived, no CTA writes to it any more, and it may end.
+    // Once all chunks for this CTA have arrived, no CTA writes to it any more, so it may exit.
     ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
     store_share(p, shared.exchange, work, total);
   } else {
-    ptx::bar_sync(1, kNumMathThreads);  // the ring has been read
+    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the ring
     store_share(p, reinterpret_cast<float*>(shared.b), work, total);
   }
 }
 
-// The tile of a CTA that has only one.
+// The tile of a CTA that computes only one.
 template <typename CtaWork>
 struct OneTile {
   static constexpr bool kIsOnly = true;
@@ -193,7 +192,7 @@ struct OneTile {
   template <typename Params, typename Shared>
   DEVICE OneTile(const Params& p, Shared&) : work(p) {}
 
-  // By the producer's warp.
+  // Called by the producer's warp.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     RingPosition at;
@@ -201,7 +200,7 @@ struct OneTile {
     ptx::syncwarp();
   }
 
-  // By a math warp.
+  // Called by a math warp.
   DEVICE bool next(CtaWork& next_work) {
     if (is_taken) return false;
     next_work = work, is_taken = true;

@@ -1,8 +1,8 @@
-// From accumulators to silu(gate) * up in BF16. A unit's columns are kGateColumns of gate, then as many of up
-// (work/rows_of_layer_params.cuh says which rows of B they are), so a thread has gate and up of a column. Both are rounded to BF16, as
-// a product in BF16 would be, and the activation takes the place of the gate. Panels are stored as for any D, half as many.
+// Turns accumulators into silu(gate) * up in BF16. A unit has kGateColumns columns of gate, then as many of up
+// (work/rows_of_layer_params.cuh says which rows of B), so a thread has gate and up of a column. Both are rounded to
+// BF16, as in a BF16 product, and the activation replaces the gate. Panels are stored as for any D, but half as many.
 //
-// A number is what cast/source_silu.cuh would make of gates and ups. Rows have no weights here.
+// The result equals that of cast/source_silu.cuh for the same gate and up. Rows have no weights here.
 #pragma once
 #include "cast/silu.cuh"
 #include "epilogue/store.cuh"

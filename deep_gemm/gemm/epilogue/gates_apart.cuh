@@ -1,5 +1,5 @@
-// Gate and up of the columns under one scale, where B has all rows of gate first: 128 columns, gate in one unit and up in the
-// next (work/rows_of_layer_params.cuh says which rows of B these are). Both are rounded to BF16, as a product in BF16 would be.
+// Gate and up of the columns under one scale, if B has all rows of gate first: 128 columns, gate in one unit and up in
+// the next (rows of B: work/rows_of_layer_params.cuh). Both are rounded to BF16, as in a BF16 product.
 #pragma once
 #include "cast/silu.cuh"
 #include "config.cuh"
@@ -8,10 +8,10 @@ constexpr uint32_t kColumns = 128;  // of activations, under one scale
 constexpr uint32_t kUnitsOfScale = 2;
 static_assert(kUnitN == kColumns && kUnitsAlongN == kUnitsOfScale, "a tile has gate and up of what lies under one scale");
 
-// A thread's activations of a row: of columns 8 * j + lane % 4 * 2 and the next, for each j.
+// A thread's activations in one row: columns 8 * j + lane % 4 * 2 and the next column, for each j.
 using Activated = float[kColumns / 4];
 
-// `half` says which of the thread's two rows.
+// `half` selects one of the thread's two rows.
 template <uint32_t kUnits>
 DEVICE void activate(const float (&totals)[kUnits][kUnitN / 2], uint32_t unit, uint32_t half, float limit, float weight,
                      Activated& activated) {

@@ -1,5 +1,5 @@
-// Gate and up of the columns under one scale, where B has 8 rows of gate and 8 of up in turn: 64 columns, in one unit. Of 16
-// columns of the product a thread has, for each of its two rows, two gates and their two ups.
+// Gate and up of the columns under one scale, if B has 8 rows of gate and 8 of up in turn: 64 columns, in one unit. Of
+// each 16 columns of the product a thread has, for each of its two rows, two gates and their two ups.
 #pragma once
 #include "cast/silu.cuh"
 #include "config.cuh"
@@ -8,10 +8,10 @@ constexpr uint32_t kColumns = 64;  // of activations, under one scale
 constexpr uint32_t kUnitsOfScale = 1;
 static_assert(kUnitN == 2 * kColumns, "a unit is what lies under one scale");
 
-// A thread's activations of a row: of columns 8 * j + lane % 4 * 2 and the next, for each j.
+// A thread's activations in one row: columns 8 * j + lane % 4 * 2 and the next column, for each j.
 using Activated = float[kColumns / 4];
 
-// `half` says which of the thread's two rows.
+// `half` selects one of the thread's two rows.
 template <uint32_t kUnits>
 DEVICE void activate(const float (&totals)[kUnits][kUnitN / 2], uint32_t unit, uint32_t half, float limit, float weight,
                      Activated& activated) {

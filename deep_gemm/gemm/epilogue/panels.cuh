@@ -1,9 +1,9 @@
 // Panels: 64 rows x kPanelColumns of a tile in shared memory, as TMA stores them: the box of D's tensor map.
 //
-// TMA's swizzle spans at most 128 bytes of a panel's row. In FP32 four threads write 32 bytes of a row, and four rows at a
-// time: in rows of 128 bytes two of these meet in the same banks, whatever the swizzle. In wide rows, of 256 bytes, none do
-// if n is a multiple of 32, and four do if it is a multiple of 8 or 4 alone. D's map then has its columns in two
-// dimensions: spans, and columns of a span.
+// TMA's swizzle spans at most 128 bytes of a panel's row. In FP32, four threads write 32 bytes of a row, and four rows
+// at a time: in rows of 128 bytes, two of these threads hit the same banks with any swizzle. In wide rows, of 256
+// bytes, none do if n is a multiple of 32, and four do if n is a multiple of only 8 or 4. D's map then has two
+// dimensions for columns: spans, and columns of a span.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -18,8 +18,8 @@ static_assert(kUnitN / kColumnsOfValue % kPanelColumns == 0, "panels must fill w
 static_assert(kPanelRowBytes == 32 || kPanelRowBytes == 64 || kPanelRowBytes == 128 || kPanelIsWide,
               "a swizzle must span a panel row, or a part of a wide one");
 
-// The swizzle's span: a panel's row. A wide row has spans of 4, 8, 16 or 32 columns, the largest number that divides n,
-// so that no span is only partly inside of D. (n is a multiple of 4.)
+// The swizzle's span: a panel's row, or in a wide row 4, 8, 16 or 32 columns, the largest number that divides n,
+// so that each span is wholly inside or outside D. (n is a multiple of 4.)
 struct Span {
   uint32_t log2_columns;  // of wide rows
 
@@ -27,18 +27,18 @@ struct Span {
 
   DEVICE uint32_t bytes() const { return kPanelIsWide ? kOutputBytes << log2_columns : kPanelRowBytes; }
 
-  // The number of the span of D that begins at a column, if panels are wide.
+  // The index of the span of D that begins at a column, if panels are wide.
   DEVICE uint32_t at_column(uint32_t column) const { return column >> log2_columns; }
 
-  // Where TMA expects the 16 bytes at (row, byte) of a panel: their index in the span, XOR the index of the 128 bytes that
-  // they are in, modulo the span's chunks. (PTX ISA, "Swizzling Modes".)
+  // The offset where TMA expects the 16 bytes at (row, byte) of a panel: their index in the span, XOR the index of
+  // their 128 bytes in the panel, modulo the span's chunks. (PTX ISA, "Swizzling Modes".)
   DEVICE uint32_t swizzled(uint32_t row, uint32_t byte) const {
     const uint32_t offset = row * kPanelRowBytes + byte;
     return offset ^ (offset >> 3 & (bytes() - 16));
   }
 };
 
-// One warp's 16 rows of a panel. `values` are the unit's accumulators from the panel's first column on.
+// Writes one warp's 16 rows of a panel. `values` are the unit's accumulators from the panel's first column on.
 DEVICE void write_panel(uint8_t* panel, const Span& span, const float* values, uint32_t warp_of_four, uint32_t lane) {
   if constexpr (kOutputIsFp32) {
 #pragma unroll
@@ -51,7 +51,7 @@ DEVICE void write_panel(uint8_t* panel, const Span& span, const float* values, u
       }
     }
   } else {
-    // stmatrix takes the address of row i of its four 8x8 matrices from lane i: rows 0-7 and 8-15 of columns 0-7, then
+    // stmatrix reads the address of row i of its four 8x8 matrices from lane i: rows 0-7 and 8-15 of columns 0-7, then
     // of columns 8-15.
     const uint32_t row = warp_of_four * 16 + lane % 16;
 #pragma unroll

@@ -1,8 +1,8 @@
-// CTAs of a cluster split k, and the grid has a cluster for each tile: the CTAs add up once, and then end. Unlike in
-// split.cuh CTAs meet only here, so that first loads wait for no other CTA, and sums of rows past D are not sent.
+// CTAs of a cluster split k, and the grid has a cluster for each tile: the CTAs add up once, and then exit. Unlike in
+// split.cuh, CTAs meet only here, so first loads do not wait for another CTA, and sums of rows past D are not sent.
 //
-// A warp's accumulators are quads: 16 rows by 8 columns. CTAs take quads by turns. A CTA adds up its quads for all math
-// warps, in order of rank, which is the order of k.
+// A warp's accumulators are quads: 16 rows by 8 columns. Quads are dealt to the CTAs in turn. A CTA adds up its quads
+// for all math warps, in order of rank, which is the order of k.
 #pragma once
 #include "config.cuh"
 #include "epilogue/store_sum.cuh"
@@ -24,7 +24,7 @@ struct OutputStorage {
 struct OutputBarriers {
   uint64_t received;  // all quads for this CTA have arrived
 
-  DEVICE void init() { ptx::mbarrier_init(&received, 1); }  // one thread, announcing the bytes; then these land
+  DEVICE void init() { ptx::mbarrier_init(&received, 1); }  // one thread announces the bytes
 };
 
 DEVICE void prefetch_output_map(const Params&) {}
@@ -78,7 +78,7 @@ struct Output {
   DEVICE void finish() {}
 };
 
-// A CTA stays until all quads for it have arrived. Its math warps have waited for them, and for the other CTAs before.
+// A CTA stays until all its quads have arrived. Its math warps have waited for these, and earlier for the other CTAs.
 DEVICE void leave() {
   if (ptx::warp_index() >= kNumMathWarps) ptx::cluster_wait();
 }

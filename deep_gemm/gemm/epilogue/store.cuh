@@ -1,7 +1,7 @@
-// From accumulators to D: registers -> swizzled panels in shared memory -> TMA.
+// Stores accumulators to D: registers -> swizzled panels in shared memory -> TMA.
 //
-// Panels rotate through a warpgroup's own buffers, so that no warpgroup waits for another, and a buffer is written again only
-// once TMA has read it.
+// Panels rotate through a warpgroup's own buffers, so that no warpgroup waits for another. A warpgroup reuses a buffer
+// only after TMA has read it.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -21,9 +21,9 @@ struct OutputBarriers {
 
 DEVICE void prefetch_output_map(const Params& p) { ptx::prefetch_tensormap(&p.map_d); }
 
-// If a tile will be added to D, prefetches a k-block's share of that D into the L2: a panel, or more for few k-blocks.
-// So D arrives while the tile is multiplied, and not when all CTAs store at once. Only the last k-blocks prefetch: an
-// earlier D takes the place of operands in the L2 for longer.
+// If a tile will be added to D, prefetches one k-block's share of that part of D into the L2: one panel, or more if
+// there are few k-blocks. So D arrives while the tile is multiplied, not when all CTAs store at once. Only the last
+// k-blocks prefetch: D would displace operands in the L2 for longer if it came earlier.
 DEVICE void prefetch_d(const Params& p, const Tile& tile, uint32_t k_block, uint32_t num_k_blocks) {
   if constexpr (!kAddsToD) return;
   const Destination to(p, tile, 0);
@@ -37,7 +37,7 @@ DEVICE void prefetch_d(const Params& p, const Tile& tile, uint32_t k_block, uint
   }
 }
 
-// Adds C to one unit's accumulators, in FP32. Rows past D's last row are left alone. Accumulators past its last column
+// Adds C to one unit's accumulators, in FP32. Rows past D's last row stay unchanged. Accumulators past D's last column
 // get some value of the same row; any value will do, as TMA does not store them.
 DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, uint32_t row, uint32_t column,
                   uint32_t m, uint32_t n, uint32_t lane) {
@@ -50,7 +50,7 @@ DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, 
     const uint8_t* first_pair = c + (row_m * pitch + first_column) * kCBytes;
 #pragma unroll
     for (uint32_t i = 0; i < kUnitN / 8; ++i) {
-      // A choice of address, not a branch around each load: loads stay together, and compile faster.
+      // Selects an address instead of branching around each load: loads stay together, and compile faster.
       const uint8_t* at = first_pair + (i * 8 < columns_left ? i * 8 * kCBytes : 0);
       const ptx::Float2 pair = kCIsFp32 ? ptx::ld_global_v2_f32(at) : ptx::unpack_bf16(ptx::ld_global_b32(at));
       total[i * 4 + half * 2] += pair.x;
@@ -59,7 +59,7 @@ DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, 
   }
 }
 
-// Stores a warpgroup's tiles through panels. stored.cuh uses it unchanged; other epilogues may change totals first.
+// Stores a warpgroup's tiles through panels. stored.cuh uses it unchanged; other epilogues change the totals first.
 struct PanelOutput {
   uint8_t* buffers;  // the warpgroup's own
   uint32_t warpgroup, next_buffer = 0;
@@ -88,7 +88,7 @@ struct PanelOutput {
 #pragma unroll
     for (uint32_t first = 0; first < kPanels; first += kAtOnce) {
       uint8_t* panels = buffers + next_buffer * kStoreBufferBytes;
-      // The store that last used this buffer was kNumStoreBuffers ago; TMA must have read the buffer.
+      // The store that last used this buffer was kNumStoreBuffers stores ago; TMA must have read the buffer.
       if (is_storing_thread) ptx::tma_store_wait_read<kNumStoreBuffers - 1>();
       ptx::bar_sync(named_barrier, 128);
 #pragma unroll
@@ -96,7 +96,7 @@ struct PanelOutput {
         const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
         write_panel(panels + i * kPanelBytes, to.span, &total[unit][column / 2], warp_of_four, lane);
       }
-      ptx::fence_proxy_async_shared();  // by every thread that wrote, before TMA reads
+      ptx::fence_proxy_async_shared();  // every thread that wrote must fence before TMA reads
       ptx::bar_sync(named_barrier, 128);
       if (is_storing_thread) {
 #pragma unroll
@@ -111,15 +111,15 @@ struct PanelOutput {
     }
   }
 
-  // Gives the warpgroup's buffers once TMA has read them. Its threads may use them until store_tile: its first barrier
-  // keeps a thread from writing panels over data that another has still to read.
+  // Returns the warpgroup's buffers once TMA has read them. Its threads may use them until store_tile, whose first
+  // barrier keeps a thread from overwriting data that another has yet to read.
   DEVICE uint8_t* free_buffers() const {
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
     ptx::bar_sync(1 + warpgroup, 128);
     return buffers;
   }
 
-  // No warpgroup ends while TMA reads its shared memory.
+  // Keeps the warpgroup running while TMA reads its shared memory.
   DEVICE void finish() {
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
   }

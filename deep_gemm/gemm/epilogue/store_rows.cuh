@@ -1,12 +1,12 @@
-// From accumulators to rows of D that lie anywhere, in this GPU's memory or in a peer's: p.d has the address of each row, 0 if
-// it goes nowhere.
+// Stores accumulators to rows of D at any addresses, in this GPU's memory or in another GPU's: p.d has the address of
+// each row, or 0 for a row that is not stored.
 //
 //   math warp:     free --wait--> 16 rows of a tile --stmatrix--> its part of a buffer --arrive--> ready
 //   storing warp:  ready --wait--> the 64 rows of a warpgroup --16 bytes a lane, row by row--> address of the row --arrive--> free
 //
-// Storing waits for memory or a link. So idle warps of the producer store a tile while math warps multiply the next. With FP4
-// all of the producer's warps have work, and each math warp stores its own rows. Each row is stored once: links are slower than
-// memory.
+// Storing waits for memory or a link. So idle warps of the producer store a tile while math warps multiply the next.
+// With FP4 all of the producer's warps are busy, so each math warp stores its own rows. Each row is stored once: links
+// are slower than memory.
 #pragma once
 #include "config.cuh"
 #include "ptx/mbarrier.cuh"
@@ -15,7 +15,7 @@
 #include "tile.cuh"
 #include WORK
 
-// 16 bytes more than the columns take: eight rows, which stmatrix writes at a time, lie in different banks.
+// 16 bytes more than the columns take, so the eight rows that stmatrix writes at a time are in different banks.
 constexpr uint32_t kRowPitch = kBlockN * 2 + 16, kWarpBytes = 16 * kRowPitch;
 static_assert(kUnitN % 16 == 0 && kBlockN <= 256 && !kOutputIsFp32, "pieces of 16 bytes of BF16, at most one of a row for each lane");
 static_assert(kUnitsPerWarpgroup == kUnitsAlongN, "64 rows for each warpgroup");
@@ -26,7 +26,7 @@ struct OutputStorage {
 };
 
 struct OutputBarriers {
-  uint64_t ready[kNumMathWarpgroups], free[kNumMathWarpgroups];  // each warpgroup's part of the buffer
+  uint64_t ready[kNumMathWarpgroups], free[kNumMathWarpgroups];  // one pair for each warpgroup's part of the buffer
 
   DEVICE void init() {
     for (uint32_t i = 0; i < kNumMathWarpgroups; ++i) ptx::mbarrier_init(&ready[i], 4), ptx::mbarrier_init(&free[i], 1);
@@ -37,13 +37,13 @@ DEVICE void prefetch_output_map(const Params&) {}
 
 DEVICE void prefetch_d(const Params&, const Tile&, uint32_t, uint32_t) {}
 
-// kRows rows of a tile, on their way from shared memory. By a warp.
+// kRows rows of a tile, copied from shared memory to their addresses by one warp.
 template <uint32_t kRows>
 struct RowsToStore {
   static constexpr uint32_t kAtOnce = 4;
-  ptx::Uint2 addresses[ceil_div(kRows, 32)];  // where row i goes, in lane i % 32; 0: nowhere
+  ptx::Uint2 addresses[ceil_div(kRows, 32)];  // the address of row i is in lane i % 32; 0: not stored
 
-  // Asks for the addresses of rows from `first_row` of the tile on.
+  // Loads the addresses of the tile's rows from `first_row` on.
   DEVICE void expect(const Params& p, const Tile& tile, uint32_t first_row) {
 #pragma unroll
     for (uint32_t i = 0; i < ceil_div(kRows, 32); ++i) {
@@ -63,7 +63,7 @@ struct RowsToStore {
       const ptx::Uint2 address = addresses[part];
 #pragma unroll 1
       for (uint32_t first = 0; first < 32 && first < kRows; first += kAtOnce) {
-        ptx::Uint4 pieces[kAtOnce];  // all on their way before the first is stored
+        ptx::Uint4 pieces[kAtOnce];  // all are loaded before the first is stored
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = ptx::ld_shared_v4_b32(rows + (part * 32 + first + i) * kRowPitch + at);
 #pragma unroll
@@ -83,7 +83,7 @@ struct Output {
   OutputBarriers& barriers;
   const uint32_t warpgroup;
   uint32_t parity = 0;
-  RowsToStore<16> own;  // if there are no storing warps
+  RowsToStore<16> own;  // used if there are no storing warps
 
   DEVICE Output(OutputStorage& storage_, OutputBarriers& barriers_, uint32_t warpgroup_)
       : storage(storage_), barriers(barriers_), warpgroup(warpgroup_) {}
@@ -98,10 +98,10 @@ struct Output {
     static_assert(kUnits == kUnitsAlongN, "whole rows");
     const uint32_t lane = ptx::lane_index();
     uint8_t* rows = storage.buffers + ptx::warp_index() * kWarpBytes;
-    // The rows of the tile before have been read.
+    // Waits until the rows of the previous tile have been read.
     if constexpr (kStoringWarps > 0) ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;
     else ptx::syncwarp();
-    // stmatrix takes the address of row i of its four 8x8 matrices from lane i: as in epilogue/panels.cuh.
+    // stmatrix reads the address of row i of its four 8x8 matrices from lane i: as in epilogue/panels.cuh.
 #pragma unroll
     for (uint32_t column = 0; column < kBlockN; column += 16) {
       const float* v = &total[column / kUnitN][column % kUnitN / 2];
@@ -116,7 +116,7 @@ struct Output {
   DEVICE void finish() {}
 };
 
-// By the producer's last warps, one for each math warpgroup.
+// The role of the producer's last warps, one for each math warpgroup.
 DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers& barriers, Tiles& tiles, uint32_t warpgroup) {
   RowsToStore<64> rows;
   Share share;
@@ -127,7 +127,7 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
     rows.expect(p, tile, warpgroup * 64);
     ptx::mbarrier_wait_parity(&barriers.ready[warpgroup], parity);
     rows.store(p, storage.buffers + warpgroup * 4 * kWarpBytes, tile.row_n);
-    ptx::syncwarp();  // all lanes have read the rows: they have stored them
+    ptx::syncwarp();  // all lanes have read the rows, and issued their stores
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.free[warpgroup]);
     parity ^= 1;
   }

@@ -1,9 +1,9 @@
-// A sum over the CTAs of a cluster, from registers to D.
+// Stores a sum over the CTAs of a cluster from registers to D.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
 
-// One 16 x 8 chunk of a tile, summed over the CTAs, from a warp's registers to D, C added.
+// Stores one 16 x 8 chunk of a tile, summed over the CTAs, plus C, from a warp's registers to D.
 DEVICE void store_sum(uint8_t* d, uint64_t d_pitch, const uint8_t* c, uint64_t c_pitch, const ptx::Float4& sum,
                       uint32_t row, uint32_t column, uint32_t m, uint32_t n, uint32_t lane) {
   const uint32_t first_column = column + lane % 4 * 2;

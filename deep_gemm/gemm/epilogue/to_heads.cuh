@@ -1,8 +1,8 @@
-// D has the columns of a product in heads: gemm/head_parts.cuh.
+// D holds the columns of a product in parts of heads: see gemm/head_parts.cuh.
 //
-// Two maps know the left and the right parts as [rows, heads, columns of a part]. Parts are whole panels, so a panel lies in
-// one of them. (Kernels with parts of 8 columns, whose boxes of a panel were wider than the part, stopped an H200 at an illegal
-// instruction. Why is not known.)
+// Two maps describe the left and the right parts as [rows, heads, columns of a part]. A part has a whole number of
+// panels, so each panel is in one part. (Kernels with parts of 8 columns, whose boxes were wider than the part, stopped
+// an H200 at an illegal instruction; the cause is unknown.)
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -16,7 +16,7 @@ struct Params : Product {
 
 static_assert(!kPanelIsWide && !kAddsToD && !kWithC, "D of heads is BF16 without C");
 
-// Where the panels of a tile lie in D.
+// Stores the panels of a tile at their coordinates in D.
 struct Destination {
   const Params& p;
   Span span;

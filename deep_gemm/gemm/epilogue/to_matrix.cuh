@@ -1,4 +1,4 @@
-// D of one product is a matrix as it is computed.
+// D of one product is a plain matrix.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -7,7 +7,7 @@
 
 struct Params : Product {};
 
-// Where the panels of a tile lie in D.
+// Stores the panels of a tile at their coordinates in D.
 struct Destination {
   const Params& p;
   Span span;

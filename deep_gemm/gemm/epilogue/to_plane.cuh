@@ -1,11 +1,11 @@
-// D is several planes of one shape. A file that includes this defines Params and Tile before, and plane_of(p, tile).
+// D is several planes of one shape. A file that includes this one first defines Params, Tile and plane_of(p, tile).
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
 #include "params.cuh"
 #include "ptx/tma.cuh"
 
-// Where the panels of a tile lie in D.
+// Stores the panels of a tile at their coordinates in D.
 struct Destination {
   const Params& p;
   uint32_t plane;

@@ -1,4 +1,4 @@
-"""Epilogues: how a tile's sums become D, and where they go. Each is a value; gemm/epilogue has their files."""
+"""Epilogues: how a tile's sums become D, and where D is stored. Each is a value; gemm/epilogue has their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add(p: Any, sums: Tensor) -> None:
 
 
 def write_heads(p: Any, sums: Tensor) -> None:
-    """Write the left and the right part of each head. The columns between them stay as they are."""
+    """Write the left and the right part of each head. The columns between the two stay unchanged."""
     of_heads = sums.view(p.m, p.n // p.heads.columns, p.heads.columns)
     left, right = p.heads.of(p.d)
     left.copy_(of_heads[..., : p.heads.left])
@@ -33,49 +33,49 @@ def write_heads(p: Any, sums: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Epilogue(Named):
-    """A way to store a tile. There is one object of each."""
+    """A way to store a tile. Each way is one object."""
 
     source: str = "stored"
     """Its file in gemm/epilogue, unless a cluster splits k."""
     destination: str = "to_matrix"
-    """The file that says where in D a panel lies."""
+    """The file (gemm/epilogue/<destination>.cuh) that computes the position of a panel in D."""
     gates: str | None = None
-    """The file that says how gate and up lie in a tile, if D is their activation (gemm/epilogue/<gates>.cuh)."""
+    """The file (gemm/epilogue/<gates>.cuh) that finds the columns of gate and up in a tile, if D is activated."""
     second_map: str = "map_whole_d"
-    """The second map of D that a product without row scales of B has, if its work or its epilogue has two."""
+    """The member for D's second map, if the work or the epilogue needs this map and B has no scales by row."""
     name: str = ""
-    """For people, in place of D's type."""
+    """A name for people, in place of D's type."""
     suffix: str = ""
-    """For people, behind the kind of work."""
+    """A name for people, after the kind of work."""
     kernel: str = ""
     """Its part of a kernel's name."""
     by_tma: bool = True
-    """Tiles go through panels in shared memory, and by a tensor map to D."""
+    """True if tiles are copied to panels in shared memory, and TMA stores these to D."""
     output_bytes: int = 0
-    """Bytes of an element of D; 0 if D's type says it."""
+    """Bytes of an element of D; 0 if D's type decides."""
     params: str = ""
-    """The part of the name of its file of parameters, where rows are grouped."""
+    """Part of the name of its file of parameters, if rows are grouped."""
     may_run_beside: bool = False
-    """Its kernel can be either of two products that run beside each other: gemm/work/tile_queue.cuh."""
+    """True if its kernel may be one of two products that run beside each other: gemm/work/tile_queue.cuh."""
     skips_mid: bool = False
-    """D has heads, with columns between their parts that are not written."""
+    """True if D has heads with unwritten columns between their two parts."""
     has_row_addresses: bool = False
-    """Each row goes to an address of its own, perhaps in another GPU's memory."""
+    """True if each row is stored at its own address, perhaps in another GPU's memory."""
     write: Callable[[Any, Tensor], None] = add
-    """Writes the D of a problem of one product, from its FP32 sums: the definition."""
+    """Writes a problem's D from its FP32 sums, for one product: the definition of the epilogue."""
     work: Work | None = None
-    """The only kind of work that it is made for, with a BF16 D, no C and whole k; None: it goes with several."""
+    """The only kind of work that it supports, with a BF16 D, no C and no split of k; None if it supports several."""
     operands: tuple[tuple[Values, Any, Any], ...] = ((E4M3, PER_ROW, PER_BLOCK),)
-    """Values of B and scales of A and B that it is made for, if it is made for one kind of work."""
+    """Values of B and scales of A and B that it supports, if it supports one kind of work."""
 
     @cached_property
     def activates(self) -> bool:
-        """D is silu(gate) * up, in FP8 or in BF16."""
+        """Tell whether D is silu(gate) * up, in FP8 or in BF16."""
         return self.gates is not None
 
     @cached_property
     def gates_apart(self) -> bool:
-        """B has gate's rows first, gate and up are rounded to BF16, and a scale of FP8 is for 128 columns."""
+        """Tell whether B has gate's rows first, gate and up are rounded to BF16, and FP8 scales cover 128 columns."""
         return self.gates in ("gates_apart", "activated")
 
 
@@ -89,7 +89,7 @@ TO_HEADS = Epilogue(
     skips_mid=True,
     write=write_heads,
 )
-"""D has heads, each with columns between a left and a right part that are not written."""
+"""D has heads, each with unwritten columns between a left and a right part."""
 TO_ADDRESSES = Epilogue(
     source="store_rows",
     suffix=" to addresses",
@@ -100,9 +100,9 @@ TO_ADDRESSES = Epilogue(
     work=ENDS,
     operands=((E4M3, PER_ROW, PER_BLOCK), (E4M3, PER_64, PER_BLOCK), (E2M1, PER_ROW, MX)),
 )
-"""Each row goes to an address of its own."""
+"""Each row is stored at its own address."""
 TO_ADDRESSES_IN_BF16 = replace(TO_ADDRESSES, operands=((BFLOAT16, None, None),))
-"""The same of BF16 operands."""
+"""`TO_ADDRESSES` for BF16 operands."""
 SILU = Epilogue(
     source="silu",
     gates="gates_in_turn",
@@ -114,9 +114,9 @@ SILU = Epilogue(
     may_run_beside=True,
     work=ENDS,
 )
-"""B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
+"""B has gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
 SILU_OF_HALVES = replace(SILU, gates="gates_apart", name="silu of halves")
-"""The same of a B that has gate's rows first: a scale is for 128 columns, and gate and up are rounded to BF16."""
+"""`SILU` for a B that has gate's rows first: a scale covers 128 columns, and gate and up are rounded to BF16."""
 SILU_IN_BF16 = Epilogue(
     source="activated",
     gates="activated",
@@ -126,10 +126,10 @@ SILU_IN_BF16 = Epilogue(
     work=ENDS,
     operands=((BFLOAT16, None, None),),
 )
-"""BF16 operands, a B that has gate's rows first, and D is silu(gate) * up in BF16: tiles go through panels to D."""
+"""Operands are BF16, B has gate's rows first, and D is silu(gate) * up in BF16, stored through panels."""
 
 
 def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:
-    """List epilogues of FP8 that are made for one kind of work, with it and each of their operands."""
+    """List FP8 epilogues that support only one kind of work, with this work and each of their operands."""
     all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES
     return [(each, each.work, operands) for each in all_of_them if each.work is not None for operands in each.operands]

@@ -1,4 +1,4 @@
-"""All that decides a kernel's code besides its tile: work, operands and their scales, D, and the epilogue."""
+"""Everything besides the tile that decides a kernel's code: work, operands and their scales, D, and the epilogue."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from .epilogues import TO_D, Epilogue
 from .works import COUNTS, DENSE, DEPTHS, ENDS, HEADS, IDS, Work
 
 Operands = tuple[Values, Scales | None, Scales | None]
-"""Values of B, and how A and B are scaled."""
+"""Values of B, and the scales of A and of B."""
 ScaledOperands = tuple[Values, Scales, Scales]
-"""The same for operands other than BF16, which always have scales."""
+"""`Operands` other than BF16, which always have scales."""
 USUAL_OPERANDS: ScaledOperands = E4M3, PER_ROW, PER_BLOCK
 OPERANDS_BY_ROW: Operands = E4M3, PER_ROW, PER_ROW
 FP4_OPERANDS: ScaledOperands = E2M1, PER_ROW, MX
 BF16_OPERANDS: Operands = BFLOAT16, None, None
 WHOLE_OPERANDS: ScaledOperands = E4M3, WHOLE, WHOLE
-"""No scale changes along k."""
+"""Operands whose scales are constant along k."""
 FINE_OPERANDS: tuple[Operands, ...] = tuple(
     (E4M3, of_a, of_b)
     for of_a in (PER_ROW, PER_64, MX)
     for of_b in (PER_BLOCK, PER_ROW, Scales(64, 64), Scales(32, 32), MX)
     if min(of_a.columns, of_b.columns) < SCALE_BLOCK
 )
-"""Operands with scales of fewer than 128 columns on one side or both."""
+"""Operands of which A or B, or both, have scales of fewer than 128 columns."""
 _ANY = USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS, WHOLE_OPERANDS
 OPERANDS_OF: dict[Work, tuple[Operands, ...]] = {
     **dict.fromkeys((DENSE, IDS, ENDS, COUNTS), _ANY),
     DEPTHS: (OPERANDS_BY_ROW,),
     HEADS: (USUAL_OPERANDS, OPERANDS_BY_ROW),
 }
-"""The operands, besides BF16, that calls of each kind of work may have; all of them have tiles."""
+"""For each kind of work, the operands besides BF16 that its calls may have; all of these have tiles."""
 _VALUES = {values.dtype: values for values in VALUES}
 _NAMES: dict[Operands, str] = {
     BF16_OPERANDS: "",
@@ -62,11 +62,11 @@ _NAMES: dict[Operands, str] = {
     FP4_OPERANDS: "fp4 ",
     WHOLE_OPERANDS: "by rows ",
 }
-"""Names of operands; the usual ones have none."""
+"""Names of operands; empty for the usual ones."""
 
 
 def recipes_for(operands: Operands) -> Recipes:
-    """Give the recipes that a call names for these operands: none if the product assumes them anyway."""
+    """Return the recipes that a call must state for these operands: none if the product assumes them anyway."""
     return NO_RECIPES if operands in (USUAL_OPERANDS, FP4_OPERANDS) else (None, *operands[1:])
 
 
@@ -78,26 +78,26 @@ def has_chunks(operands: Operands) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """All that decides a kernel's code besides its tile. A configuration of `fp8_gemm` is this, and a tile."""
+    """Everything besides the tile that decides a kernel's code. A configuration of `fp8_gemm` adds a tile to this."""
 
     is_fp32: bool = False
-    """D is FP32, not BF16."""
+    """True if D is FP32, false if it is BF16."""
     with_c: bool = False
-    """C is another tensor, or D itself in BF16: read and added."""
+    """True if C is read and added: another tensor, or D itself in BF16."""
     c_is_fp32: bool = False
-    """C is FP32 beside a BF16 D: a bias."""
+    """True if C is FP32 and D is BF16: C is a bias."""
     adds_to_d: bool = False
-    """C is D itself, in FP32: TMA adds where D lies, which is faster than to read it."""
+    """True if C is D itself, in FP32: TMA adds to D in memory, which is faster than reading D."""
     b: Values = E4M3
-    """Values of B. A has E4M3, or BF16 if B has."""
+    """Values of B. A has E4M3 values, or BF16 if B has BF16."""
     sfa: Scales | None = PER_ROW
-    """How A is scaled. None: neither operand is, as in BF16."""
+    """The rows and columns of A under one scale. None: neither operand has scales, as in BF16."""
     sfb: Scales | None = PER_BLOCK
-    """How B is scaled."""
+    """The rows and columns of B under one scale."""
     work: Work = DENSE
-    """The kind of work: which rows each B multiplies, along which part of k."""
+    """The kind of work: the rows that each B multiplies, and the part of k."""
     epilogue: Epilogue = TO_D
-    """How sums become D."""
+    """The way in which sums become D."""
 
     @property
     def operands(self) -> Operands:
@@ -106,7 +106,7 @@ class Output:
 
     @property
     def columns_of_a(self) -> int:
-        """Columns of A that share a scale; a k-block's if A has no scales along k."""
+        """Columns of A that share a scale; all columns of a k-block if A has no scales along k."""
         return SCALE_BLOCK if self.sfa is None else self.sfa.columns or SCALE_BLOCK
 
     @cached_property
@@ -126,32 +126,32 @@ class Output:
 
     @property
     def has_chunks(self) -> bool:
-        """Blocks of B that share a scale are smaller than 128 x 128; a producer's warp writes the scales to slots."""
+        """Tell whether a scale of B covers less than 128 x 128; a producer's warp writes these scales to slots."""
         return has_chunks(self.operands)
 
     @property
     def loads_sfb(self) -> bool:
-        """TMA loads scales of B like A's, because each row has its own; otherwise math threads read them."""
+        """Tell whether TMA loads scales of B like A's, because each row has its own; if not, math threads read them."""
         return self.sfb is not None and self.sfb.rows == 1 and not (self.converts_b or self.sfb == WHOLE)
 
     @property
     def reads_words(self) -> Words:
-        """Sides whose scales `fp8_gemm` takes as words of UE8M0: B, if warps read its scales; TMA loads no words."""
+        """Sides whose scales may be words of UE8M0: B, if warps read its scales; TMA cannot convert words."""
         return Words.B if self.has_chunks or self.converts_b else Words.NONE
 
     @property
     def folds_parts(self) -> bool:
-        """A k-block is promoted at once if its blocks of B have one scale for all of its parts."""
+        """Tell whether a k-block is promoted at once if its blocks of B have the same scale in all parts."""
         return self.has_chunks and self.scale_parts == 1
 
     @property
     def converts_b(self) -> bool:
-        """B is E2M1, which becomes E4M3 in shared memory."""
+        """Tell whether B is E2M1, which warps convert to E4M3 in shared memory."""
         return self.b == E2M1
 
     @property
     def multiplied_b(self) -> Values:
-        """Values of B that WGMMA takes."""
+        """Values of B that WGMMA multiplies."""
         return E4M3 if self.converts_b else self.b
 
     @property
@@ -169,14 +169,14 @@ class Output:
 
     @property
     def name_of_work(self) -> str:
-        """Name groups of rows, and where rows go."""
+        """Name the groups of rows, and the destination of rows."""
         return self.work.suffix + self.epilogue.suffix
 
 
 def other_fields(one: Any, other: Output) -> list[str]:
-    """Name the fields that differ between a configuration, or an output, and an output.
+    """Name the fields that differ between an output and a configuration, or another output.
 
-    To read C and to add to D count as the same: if k is split, C is always read.
+    Reading C and adding to D count as the same: if k is split, C is always read.
     """
     adds = getattr(one, "adds_to_d", False)
     same = ("with_c", "adds_to_d") if (one.with_c or adds) == (other.with_c or other.adds_to_d) else ()
@@ -187,7 +187,7 @@ def other_fields(one: Any, other: Output) -> list[str]:
 def output_into(
     d: Tensor, c: Tensor | None, operands: Operands = USUAL_OPERANDS, work: Work = DENSE, epilogue: Epilogue = TO_D
 ) -> Output:
-    """Give the output of a product: the type of D and how C takes part are read off the tensors."""
+    """Make the output of a product: the tensors tell the type of D, and whether and how C is added."""
     is_fp32 = d.dtype == torch.float32
     adds_to_d = is_fp32 and c is not None and c.data_ptr() == d.data_ptr()
     of_c = c is not None and not adds_to_d, not is_fp32 and c is not None and c.dtype == torch.float32, adds_to_d
@@ -200,13 +200,13 @@ def _output(*given: Any) -> Output:
 
 
 def values_of(b: Tensor) -> Values:
-    """Tell the values of a checked B from its dtype; bytes are packed values."""
+    """Return the kind of values of a checked B from its dtype; bytes are packed values."""
     return _VALUES[b.dtype]
 
 
 @cache
 def types_of_b(work: Work, *scales: Scales) -> tuple[torch.dtype, ...]:
-    """Give the types of B that a kind of work takes if A and B are scaled so and B is not packed."""
+    """Return the types that B may have for a kind of work and these scales of A and B, if B is not packed."""
     return tuple(b.dtype for b, *its in OPERANDS_OF[work] if b.bits == 8 and (*its,) == scales)
 
 
@@ -218,24 +218,24 @@ OUTPUTS = (
     Output(is_fp32=True, adds_to_d=True),
     Output(with_c=True, c_is_fp32=True),
 )
-"""Every type of D, and how C takes part."""
+"""Every type of D, with every way to add C."""
 BF16, BF16_C, FP32, FP32_C, FP32_D, BF16_C32 = OUTPUTS
 OUTPUTS_OF_ROWS = BF16, FP32, FP32_C, BF16_C32
-"""Outputs of grouped rows whose C is a bias in FP32."""
+"""Outputs of grouped rows. Their C, if any, is a bias in FP32."""
 OUTPUTS_OF = {
     (b, sfa, sfb): tuple(replace(output, b=b, sfa=sfa, sfb=sfb) for output in OUTPUTS)
     for b, sfa, sfb in (*OPERANDS_OF[DENSE], BF16_OPERANDS)
 }
-"""The same of each kind of operands."""
+"""`OUTPUTS` for each kind of operands."""
 
 
 class Sizes(NamedTuple):
-    """The sizes of a product, or of each of several."""
+    """The sizes of a product, or of each of several products."""
 
     m: float
-    """Rows of A; of each head; of a group, about."""
+    """Rows of A, or of each head; about how many rows a group has."""
     n: int
     k: int
-    """The depth; for groups along k the average group's."""
+    """The depth; for groups along k, the average depth of a group."""
     groups: int = 1
-    """Groups, or heads."""
+    """The number of groups or heads."""

@@ -1,7 +1,7 @@
-"""Kinds of work: which rows of A each B multiplies, and along which part of k. Each is a value.
+"""Kinds of work: the rows of A that each B multiplies, and the part of k. Each kind is a value.
 
 A value names the file in gemm/work that finds a CTA's tiles, the members that the file adds to a kernel's parameters,
-and the shared memory that it needs. Configurations, choices and launches ask the value; none asks which one it is.
+and the shared memory that the file needs. Configurations, choices and launches read the value's fields, not its kind.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 TILE_SLOTS = 4
-"""Tiles of a grouped product that are found ahead of the threads that load and multiply; see work/tile_queue.cuh."""
+"""Tiles of a grouped product found before the threads that load and multiply need them; see work/tile_queue.cuh."""
 TILE_BYTES = 16
 MAIL_BYTES = 24
 """Size of `NumberMail` in gemm/work/k_scheduler.cuh."""
 WINDOW_ROWS = 2048
 RUN_WORDS = 36
-"""Room for the first rows of runs of one id, in kernels of low tiles; see gemm/work/layout.cuh."""
+"""Words for the first rows of runs of one id, in kernels of low tiles; see gemm/work/layout.cuh."""
 LOW_TILE = 64
 MOST_K_PARTS = 128
-"""Groups along k that one launch of BF16 takes: `kMostKParts` of gemm/work/k_parts.cuh."""
+"""The most groups along k in one BF16 launch: `kMostKParts` of gemm/work/k_parts.cuh."""
 MOST_INLINE_COUNTS = 768
-"""Depths from the host that a launch takes among its parameters: `kMostInlineCounts` of gemm/work/k_counted.cuh."""
+"""The most depths that the host can pass as parameters of a launch: `kMostInlineCounts` of gemm/work/k_counted.cuh."""
 MOST_COUNTED, PART_BYTES = 128, 16
-"""Groups of a launch that counts depths on the GPU (`kMostCounted` of gemm/work/k_counted.cuh), and bytes of each."""
+"""The most groups of a launch that counts depths on the GPU (`kMostCounted`, gemm/work/k_counted.cuh); bytes of one."""
 
 
 class Named:
@@ -39,10 +39,10 @@ class Named:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Work(Named):
-    """A kind of work. There is one object of each."""
+    """A kind of work. Each kind is one object."""
 
     name: str
-    """For people: in the names of configurations, and what `explain` takes."""
+    """A name for people: in names of configurations, and an argument of `explain`."""
     kernel: str
     """Its part of a kernel's name."""
     source: str
@@ -50,35 +50,35 @@ class Work(Named):
     number: int
     """`kGroups` of gemm/work/layout.cuh."""
     decode: str | None = None
-    """Its file in gemm/decode, if the kernel of few rows does such work."""
+    """Its file in gemm/decode, if the decode kernel supports such work."""
     line: str = "{m} x {n} x {k} runs"
     """The line of DG_PRINT_CONFIGS for a problem."""
     groups_rows: bool = False
-    """A layout says which rows of A belong to a group, and TMA cuts boxes off at a group's end."""
+    """True if a layout says which rows of A belong to a group, and TMA cuts boxes off at a group's end."""
     is_stacked: bool = False
-    """Groups of rows lie one behind another in one matrix, and may begin at any row."""
+    """True if groups of rows follow one another in one matrix, and may begin at any row."""
     reads_ids: bool = False
-    """The layout has a number for each row."""
+    """True if the layout has a number for each row."""
     is_along_k: bool = False
-    """Each group has a part of k, of any depth."""
+    """True if each group has a part of k, of any depth."""
     may_be_empty: bool = False
-    """A tile may have no k-block."""
+    """True if a tile may have no k-block."""
     is_summed: bool = False
-    """Products are added up."""
+    """True if products are added up."""
     has_planes: bool = False
-    """Each group has an A and a D of its own."""
+    """True if each group has its own A and D."""
     queue: bool = False
-    """A warp finds tiles ahead of the others, and hands them over by a queue."""
+    """True if a warp finds tiles before the other warps need them, and passes them through a queue."""
     more_bytes: int = 0
-    """Shared memory of the file besides the queue."""
+    """Bytes of shared memory of the file besides the queue."""
     alignment: int = 1
     """Alignment of the file's shared memory."""
     may_split_k: bool = True
-    """CTAs of a cluster may share out k."""
+    """True if the CTAs of a cluster may split k."""
     takes_fine_scales: bool = False
-    """Scales may be for fewer than 128 columns."""
+    """True if scales may cover fewer than 128 columns."""
     maps: str | None = "plain"
-    """How boxes of A and B begin: "plain"; "late", perhaps with zeros; None if a kernel ahead makes the maps."""
+    """Maps of A and B: "plain"; "late", with boxes that may begin with zeros; None if an earlier kernel makes them."""
 
     @cached_property
     def suffix(self) -> str:
@@ -86,21 +86,21 @@ class Work(Named):
         return f" by {self.name}" if self.name else ""
 
     def window_rows(self, most: int = WINDOW_ROWS) -> int:
-        """Rows of the layout that `Stretches` in gemm/work/layout.cuh sees at a time; few if it holds no rows."""
+        """Rows of the layout that `Stretches` (gemm/work/layout.cuh) reads at a time; 4 if the layout holds no rows."""
         return most if self.reads_ids else 4
 
     def run_words(self, rows_of_tile: int) -> int:
-        """Words behind the window, where `Stretches` keeps the begins of runs of one id."""
+        """Words, after the window, in which `Stretches` keeps the first rows of runs of one id."""
         return RUN_WORDS if self.reads_ids and rows_of_tile <= LOW_TILE else 0
 
     def queue_bytes(self, rows_of_tile: int, window_rows: int = WINDOW_ROWS) -> int:
-        """Size of `TileQueue` in gemm/work/tile_queue.cuh but for its alignment; 0 without a queue."""
+        """Size of `TileQueue` in gemm/work/tile_queue.cuh without alignment; 0 without a queue."""
         words = self.window_rows(window_rows) + self.run_words(rows_of_tile)
         return TILE_SLOTS * (TILE_BYTES + 2 * 8) + words * 4 if self.queue else 0
 
 
 DENSE = Work(name="", kernel="dense", source="dense", number=0, decode="one", takes_fine_scales=True)
-"""All rows, one B."""
+"""One product: all rows multiply one B."""
 IDS = Work(
     name="ids",
     kernel="m_grouped_contiguous",
@@ -115,11 +115,11 @@ IDS = Work(
     alignment=16,
     takes_fine_scales=True,
 )
-"""Rows stacked by group, and a group's number for each row."""
+"""Rows stacked by group, with the group's number for each row."""
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
-"""Rows stacked by group, and where each group's rows end."""
+"""Rows stacked by group, with the row where each group ends."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
-"""The first rows of each group's own A, and how many ("masked")."""
+"""Each group has its own A, and a count of the first rows that are used ("masked")."""
 DEPTHS = Work(
     name="depths",
     kernel="k_grouped",
@@ -133,9 +133,9 @@ DEPTHS = Work(
     alignment=16,
     maps=None,
 )
-"""All rows, and a part of k for each group ("k-grouped"); each has maps of A and B, which a kernel ahead makes."""
+"""All rows, and a part of k for each group ("k-grouped"); another kernel makes each group's maps of A and B."""
 PARTS = replace(DEPTHS, source="k_parts", queue=False, more_bytes=0, alignment=1, maps="plain")
-"""The same of BF16, of depths that the host knows: whole k-blocks, whose rows lie one behind another."""
+"""BF16 groups along k whose depths the host knows: whole k-blocks, with the groups' rows one after another."""
 COUNTED = replace(
     PARTS,
     name="counted_depths",
@@ -146,7 +146,7 @@ COUNTED = replace(
     alignment=16,
     maps="late",
 )
-"""The same of any depths, which the GPU alone may know."""
+"""BF16 groups along k of any depths, which perhaps only the GPU knows."""
 HEADS = Work(
     name="heads",
     kernel="heads",
@@ -157,9 +157,9 @@ HEADS = Work(
     has_planes=True,
     may_split_k=False,
 )
-"""All rows, and of each head its own A, B and D (`fp8_einsum`)."""
+"""Each head has its own A, B and D (`fp8_einsum`)."""
 SUM = Work(
     name="sum", kernel="sum", source="sums", number=6, line="{groups} x {m} x {n} x {k}, added up, runs", is_summed=True
 )
-"""All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
+"""The sum of several products ("bmk,bnk->mn"), computed in slices of k."""
 WORKS = (DENSE, IDS, ENDS, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)

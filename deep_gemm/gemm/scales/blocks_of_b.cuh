@@ -1,5 +1,5 @@
-// B has one scale for each 128x128 block: a few numbers for a tile and k-block, in registers. A's are in the ring.
-// by_block.cuh and by_halves.cuh share this code; they say which blocks a tile has, and the columns of each block.
+// B has one scale for each 128x128 block: a few numbers for a tile and k-block, kept in registers. A's are in the ring.
+// by_block.cuh and by_halves.cuh share this code. They define the blocks of a tile, and the columns of each block.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -7,13 +7,13 @@
 #include "ring.cuh"
 #include "scales/thread.cuh"
 
-// The scales of B under one tile, never loaded inside the k loop. Lane l holds the scales of k-block first + l, while
-// the next 32 k-blocks' scales are on their way. A shuffle hands the current k-block's scales to all lanes.
+// The scales of B under one tile, never loaded inside the k loop. Lane l holds the scales of k-block first + l, and
+// loads the scales of the k-block 32 further. A shuffle passes the current k-block's scales to all lanes.
 template <uint32_t kBlocks>
 struct BlockScales {
   const float* row[kBlocks];
   uint32_t stride_k, end_k_block;
-  uint32_t first_column;  // of the tile, within its first block of B, if its columns are in consecutive blocks
+  uint32_t first_column;  // the tile's first column within its first block of B, if the tile's blocks are consecutive
   float current[kBlocks], coming[kBlocks];
 
   DEVICE BlockScales(uint32_t stride_k_, uint32_t end_k_block_, uint32_t first_column_ = 0)
@@ -24,7 +24,7 @@ struct BlockScales {
     return ptx::ld_global_nc_f32(row[i] + static_cast<uint64_t>(k_block < end_k_block ? k_block : end_k_block - 1) * stride_k);
   }
 
-  // Loads the scales of a tile's first k-blocks: for each lane one k-block's.
+  // Loads the scales of a tile's first 32 k-blocks, one k-block for each lane.
   DEVICE void ask(uint32_t first_k_block, float (&first)[kBlocks]) const {
 #pragma unroll
     for (uint32_t i = 0; i < kBlocks; ++i) first[i] = load(i, first_k_block);
@@ -35,7 +35,7 @@ struct BlockScales {
     for (uint32_t i = 0; i < kBlocks; ++i) coming[i] = first[i];
   }
 
-  // To be called before every 32nd k-block.
+  // Called before every 32nd k-block.
   DEVICE void advance(uint32_t first_k_block) {
 #pragma unroll
     for (uint32_t i = 0; i < kBlocks; ++i) {
@@ -50,8 +50,8 @@ struct BlockScales {
   }
 };
 
-// The scales of kCount k-blocks in a line, each multiplied in kPieces: units, or halves of units along k. `kChunk` columns,
-// from a multiple of them on, are in one block of B.
+// The scales of a run of kCount k-blocks, each multiplied in kPieces pieces: units, or halves of units along k.
+// `kChunk` columns, beginning at a multiple of `kChunk`, are in one block of B.
 template <typename TileScales, uint32_t kBlocks, uint32_t kChunk, uint32_t kCount, uint32_t kPieces, uint32_t kOfUnit>
 struct RunBlockScales {
   const ThreadScales in_first_slot;
@@ -63,7 +63,7 @@ struct RunBlockScales {
 
   DEVICE void begin_k_block(uint32_t k_block, uint32_t k_block_of_32) { of_tile.of_k_block(k_block_of_32, sfb[k_block]); }
 
-  // Loads the scales of all parts of a unit before its first WGMMA: behind it loads would wait.
+  // Loads the scales of all parts of a unit before its first WGMMA is issued: later loads would wait for the WGMMA.
   DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t piece) {
     if (part_of_piece<kOfUnit>(piece) > 0) return;
 #pragma unroll

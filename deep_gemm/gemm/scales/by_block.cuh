@@ -1,11 +1,11 @@
-// B has one scale for each block of kScaleRowsOfB x 128, and a tile's columns lie in blocks as they follow each other.
+// B has one scale for each block of kScaleRowsOfB x 128, and the blocks of a tile's columns are consecutive.
 #pragma once
 #include "scales/blocks_of_b.cuh"
 
-// Columns that certainly share one block of B, wherever a tile begins: at a multiple of kBlockN, or, the second half of
-// one that is cut, of kUnitN, where a unit is 128 columns.
+// Columns that always share one block of B. A tile begins at a multiple of kBlockN, and the second half of a cut tile
+// at a multiple of kUnitN, where a unit has 128 columns.
 constexpr uint32_t kScaleChunk = greatest_common_divisor(kBlockN, kScaleRowsOfB);
-// How many blocks of B a tile touches at most.
+// The most blocks of B that a tile touches.
 constexpr uint32_t kScalesPerTile =
     kBlockN % kScaleRowsOfB == 0 ? kBlockN / kScaleRowsOfB : ceil_div(kScaleRowsOfB - kScaleChunk + kBlockN, kScaleRowsOfB);
 
@@ -18,7 +18,7 @@ struct TileScales : BlockScales<kScalesPerTile> {
     const uint32_t last_block = (n - 1) / kScaleRowsOfB;
 #pragma unroll
     for (uint32_t i = 0; i < kScalesPerTile; ++i) {
-      // A tile's columns past n, and a cluster's tile outside D, take the last scale: never an address outside sfb.
+      // Columns of a tile past n, and a cluster's tile outside D, use the last scale: no address is outside sfb.
       const uint32_t block = row_n / kScaleRowsOfB + i < last_block ? row_n / kScaleRowsOfB + i : last_block;
       row[i] = sfb + static_cast<uint64_t>(block) * stride_n;
     }

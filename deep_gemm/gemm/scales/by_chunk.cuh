@@ -1,6 +1,6 @@
-// B has a scale for each block smaller than 128 x 128. convert/scales_of_blocks.cuh writes a k-block's scales into the
-// slot, behind A's, by parts of the k-block and chunks of columns. A k-block whose chunks have one scale each for all
-// of their parts is promoted at once, any other k-block in parts. So a block's path depends on its own scales alone, as
+// Each scale of B covers a block smaller than 128 x 128. convert/scales_of_blocks.cuh writes a k-block's scales into
+// the slot, after A's, by parts of the k-block and chunks of columns. If each chunk of a k-block has one scale for all
+// its parts, the k-block is promoted at once, else in parts. So the choice depends only on the block's own scales, as
 // long as all tiles have the same columns.
 #pragma once
 #include "scales/rows_of_b.cuh"
@@ -18,7 +18,7 @@ struct RunScales : RunScalesOfRows {
     return ptx::all_sync(ptx::ld_shared_b32(in_first_slot.sfb + stage * kScales + kScalesWritten - 1) != 0);
   }
 
-  // Before the piece's WGMMA: A's, then B's.
+  // Called before the piece's WGMMA is issued: loads A's scales, then B's.
   DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t piece) {
     const uint32_t part = part_of_piece<kOfUnit>(piece), unit = unit_of_piece<kOfUnit>(piece);
     float(&rows)[2] = sfa[k_block * kPieces + piece];

@@ -1,4 +1,4 @@
-// B has a scale for each row, and each unit loads them for itself while it is promoted: too many to be kept in registers.
+// B has a scale for each row. Each unit loads its scales when it is promoted, because registers cannot keep so many.
 #pragma once
 #include "scales/rows_of_b.cuh"
 
@@ -7,7 +7,7 @@ struct RunScales : RunScalesOfRows {
   using RunScalesOfRows::RunScalesOfRows;
   float sfa[kCount * kPieces][2];
 
-  // Loads B's scales behind the WGMMA, and A's with them: to load A's alone ahead of it cost time.
+  // Loads A's and B's scales after the WGMMA is issued: loading A's before it cost time.
   DEVICE void load_behind(uint32_t stage, uint32_t k_block, uint32_t piece) {
     const uint32_t line = scale_of_part(part_of_piece<kOfUnit>(piece), kScaleParts) * kScaleRows;
     load_scales(in_first_slot.sfa + stage * kScales + line + row_of_unit(unit_of_piece<kOfUnit>(piece)),

@@ -1,4 +1,4 @@
-// B has a scale for each row. A warpgroup's units, one below the other, load these scales once for a k-block.
+// B has a scale for each row. A warpgroup's units, one below another, load these scales once for each k-block.
 #pragma once
 #include "scales/rows_of_b.cuh"
 
@@ -8,7 +8,7 @@ struct RunScales : RunScalesOfRows {
   float sfa[kCount * kUnits][2];
   ptx::Float2 sfb[kCount][kUnitN / 8];
 
-  // Before the first unit's WGMMA: B's, and A's of all units.
+  // Called before the first unit's WGMMA is issued: loads B's scales, and A's for all units.
   DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t unit) {
     if (unit > 0) return;
     const auto of_slot = [&](const float* scales, uint32_t index) {

@@ -1,5 +1,5 @@
-// 64 rows of B in a slot have one scale. convert/e2m1.cuh writes these scales behind A's, and they are loaded with A's:
-// loads behind the WGMMAs took 6% of a product's time.
+// 64 rows of B in a slot have one scale. convert/e2m1.cuh writes these scales after A's, and they are loaded together
+// with A's: loading them after the WGMMAs are issued took 6% of a product's time.
 #pragma once
 #include "scales/rows_of_b.cuh"
 

@@ -1,5 +1,5 @@
-// B has a scale for each row (a column of D), like A. B's scales come through the ring beside A's; none is kept for a
-// tile. by_row.cuh and by_row_kept.cuh share this code; by_slot.cuh and by_chunk.cuh keep none for a tile either.
+// B has a scale for each row (a column of D), like A. B's scales are in the ring beside A's; none is kept for a whole
+// tile. by_row.cuh and by_row_kept.cuh share this code; by_slot.cuh and by_chunk.cuh keep no scales for a tile either.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -15,7 +15,7 @@ struct TileScales {
   DEVICE void advance(uint32_t) {}
 };
 
-// Shared by runs of k-blocks: they take no scales from a tile, and each defines the loads that it needs.
+// Shared by runs of k-blocks: they use no scales of a whole tile, and each kind defines its own loads.
 struct RunScalesOfRows {
   const ThreadScales in_first_slot;  // by value: with a reference ptxas makes a loop that takes 3% longer
 
@@ -25,8 +25,8 @@ struct RunScalesOfRows {
   DEVICE void load_behind(uint32_t, uint32_t, uint32_t) {}
 };
 
-// total = fma(partial, round(sfa * sfb), total), for one 64 x kUnitN unit. `scales_of_columns` gives the scales of the
-// thread's two columns in the 8 from a column on. Returns the last of them.
+// total = fma(partial, round(sfa * sfb), total), for one 64 x kUnitN unit. `scales_of_columns(column)` returns the
+// scales of the thread's two columns among the 8 from `column` on. Returns the last scale.
 template <typename Scales>
 DEVICE float promote_by_row(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
                             const Scales& scales_of_columns) {

@@ -1,15 +1,15 @@
-// Which scales a thread of a math warpgroup needs, and where it finds them.
+// The scales that a thread of a math warpgroup needs, and their addresses.
 //
-// A thread holds of each 64 x n unit: rows lane / 4 and lane / 4 + 8 of its warp's 16, and of each 8 columns the two from
-// lane % 4 * 2 on. Accumulator 4 * g + i is row i / 2, column 8 * g + i % 2 of these. (PTX ISA, "Register Fragments for
-// wgmma.mma_async.m64nNk32".)
+// Of each 64 x n unit a thread holds rows lane / 4 and lane / 4 + 8 of its warp's 16 rows, and of each 8 columns two,
+// from lane % 4 * 2 on. Of these, accumulator 4 * g + i is row i / 2, column 8 * g + i % 2. (PTX ISA, "Register
+// Fragments for wgmma.mma_async.m64nNk32".)
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "slot.cuh"
 
-// Scales of the thread's first row of A and of its first row of B, a column of D, in the ring's first slot. The next slot's
-// are kScales further.
+// Pointers to the scales of the thread's first row of A and of its first row of B (a column of D) in the ring's first
+// slot. The next slot's scales are kScales further.
 struct ThreadScales {
   const float *sfa = nullptr, *sfb = nullptr;
 
@@ -19,7 +19,7 @@ struct ThreadScales {
         sfb(first_scales + kScaleParts * kScaleRows + (kScalingWarps > 0 ? 0 : ptx::lane_index() % 4 * 2)) {}
 };
 
-// The scales of the thread's two rows of a unit of A, by a pointer to them or by their address.
+// Loads the scales of the thread's two rows of a unit of A, from a pointer or from a shared address.
 DEVICE void load_scales(const float* sfa, float (&scales)[2]) {
   scales[0] = ptx::ld_shared_f32(sfa);
   scales[1] = ptx::ld_shared_f32(sfa + 8);

@@ -1,4 +1,4 @@
-// No scale changes along k: partial sums are added up as they are, and a tile's totals are multiplied with round(sfa * sfb).
+// No scale changes along k: partial sums are added unscaled, and a tile's totals are multiplied by round(sfa * sfb).
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -8,8 +8,8 @@
 #include "tile.cuh"
 
 struct FirstScales {
-  float of_rows[kUnitsPerWarpgroup / kUnitsAlongN][2];  // of the thread's rows of A in each unit of rows
-  float of_columns[ceil_div(kBlockN, 32)];              // each lane's of every 32nd row of B
+  float of_rows[kUnitsPerWarpgroup / kUnitsAlongN][2];  // of the thread's two rows of A in each unit of rows
+  float of_columns[ceil_div(kBlockN, 32)];              // each lane has the scales of every 32nd row of B
 };
 
 struct TileScales {
@@ -26,17 +26,17 @@ struct RunScales {
   DEVICE void load_ahead(uint32_t, uint32_t, uint32_t) {}
   DEVICE void load_behind(uint32_t, uint32_t, uint32_t) {}
 
-  // Sums, by FFMA: behind additions ptxas lets the products of some tiles wait for each other (note C7511).
+  // Adds by FFMA: after plain additions, ptxas makes the products of some tiles wait for each other (note C7511).
   template <typename Release>
   DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], uint32_t, uint32_t, uint32_t piece,
                       const Release& release_slot) const {
-    if (piece + 1 == kPieces) release_slot(0.0f);  // no scale was loaded from it
+    if (piece + 1 == kPieces) release_slot(0.0f);  // no scale was loaded from the slot
 #pragma unroll
     for (uint32_t i = 0; i < kUnitN / 2; ++i) total[i] = ptx::fma(partial[i], 1.0f, total[i]);
   }
 };
 
-// Asks for the scales of a tile's rows and columns. A may have groups of its own.
+// Loads the scales of a tile's rows and columns. Each group may have its own A.
 DEVICE void ask_factors(const auto& p, const auto& tile, FirstScales& first) {
   const float* sfa = reinterpret_cast<const float*>(p.whole_sfa[0]);
   if constexpr (requires { tile.group; }) sfa += tile.group * p.whole_sfa[2];
@@ -47,7 +47,7 @@ DEVICE void ask_factors(const auto& p, const auto& tile, FirstScales& first) {
   load_scales(first.of_columns, sfb_of(p, tile), p.sfb_stride_n, tile.row_n + ptx::lane_index(), 32, p.n);
 }
 
-// Multiplies a tile's totals with them.
+// Multiplies a tile's totals by these scales.
 template <uint32_t kUnits>
 DEVICE void multiply_by_factors(float (&total)[kUnits][kUnitN / 2], const FirstScales& first) {
 #pragma unroll

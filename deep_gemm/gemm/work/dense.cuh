@@ -1,8 +1,8 @@
-// One product: cluster i takes tiles i, i + clusters, ... of the raster. All roles of a CTA find its tiles by themselves.
+// One product: cluster i computes tiles i, i + clusters, ... of the raster. Each role of a CTA finds them by itself.
 //
-// A cluster that multicasts takes two neighbouring tiles: along n if it shares A, along m if it shares B. If their number
-// is odd the last one lies outside D, unless it is moved up; its loads give zeros and its stores are clipped. CTAs that
-// split k take the same tile.
+// A cluster that multicasts computes two neighbouring tiles: along n if it shares A, along m if it shares B. If their
+// number is odd, the last tile is outside D, unless it begins earlier; its loads return zeros and its stores are cut
+// off. CTAs that split k compute the same tile.
 #pragma once
 #include "config.cuh"
 #include "operand.cuh"
@@ -33,14 +33,14 @@ using TileToLoad = Tile;
 struct Tiles : Raster {
   DEVICE Tiles(const Params& p, WorkStorage&) : Raster(p.m, p.n) {}
 
-  // By the loading thread, or a math warp.
+  // Called by the loading thread, or by a math warp.
   DEVICE bool next(Tile& tile) {
     if (next_tile >= tiles_m * tiles_n) return false;
     take(tile, next_tile);
     return true;
   }
 
-  // By the loading thread.
+  // Called by the loading thread.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     for (Tile tile; next(tile);) load(tile);

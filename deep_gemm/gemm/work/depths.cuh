@@ -1,9 +1,9 @@
-// Products of several groups along k (weight gradients of experts): D[g] = C[g] + A_g @ B_g.T, each of a depth of its own.
+// Products of several groups along k (weight gradients of experts): D[g] = C[g] + A_g @ B_g.T, each with its own depth.
 //
 // A_g is row-major [m, k_g], so groups have different pitches, and each group needs its own tensor maps of A_g and B_g.
-// Another kernel, k_group_maps, makes these maps ahead of this one. Scales and D have one map for all groups.
+// Another kernel, k_group_maps, makes these maps before this one reads them. Scales and D have one map for all groups.
 //
-// The loading thread finds a CTA's tiles and hands them to the math warps through a queue.
+// The loading thread finds a CTA's tiles and passes them to the math warps through a queue.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -27,7 +27,7 @@ struct WorkStorage {
   NumberMail mail;
 
   DEVICE void init() {
-    queue.init(kNumMathWarps);  // the math warps take
+    queue.init(kNumMathWarps);  // the math warps take tiles from it
     if constexpr (kClusterSize > 1) mail.init();
   }
 };
@@ -39,17 +39,17 @@ DEVICE void prefetch_operand_maps(const Params& p) {
 
 // ---- Tiles
 
-// Marks the end of the tiles by a number of k-blocks that no group can have. (A group may have none.)
+// Marks the end of the tiles: no group can have this number of k-blocks. (A group may have 0.)
 constexpr Tile kNoMoreTiles = {0, 0, 0xffffffff, 0};
 
 struct Tiles {
   const Params& p;
   WorkStorage& storage;
-  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
+  uint32_t number = 0;  // the number of tiles that this thread has dealt or taken
 
   DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
 
-  // By the loading thread. The next tile's maps are on their way while this one's operands are loaded.
+  // Called by the loading thread. It prefetches the next tile's maps before it loads this tile's operands.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     KScheduler scheduler(p.groups, p.m, p.n, storage.mail);
@@ -57,7 +57,7 @@ struct Tiles {
     bool is_coming = scheduler.next(coming);
     while (is_coming) {
       tile = coming;
-      if (kAddsToD && tile.num_k_blocks == 0) break;  // nor has any other tile something to add
+      if (kAddsToD && tile.num_k_blocks == 0) break;  // no later tile has anything to add either
       deal(tile);
       is_coming = scheduler.next(coming);
       load(tile);
@@ -72,15 +72,15 @@ struct Tiles {
     ++number;
   }
 
-  // By a math warp: how deep the next tile is. The rest stays in the queue while it is multiplied, for want of registers.
+  // Called by a math warp: reads the next tile's depth. The rest stays in the queue for now, because registers are few.
   DEVICE bool next(Tile& tile) {
     storage.queue.wait_until_dealt(number);
     tile.num_k_blocks = ptx::ld_shared_b32(&storage.queue.tile(number)->z);
-    // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+    // One result for the warp, or ptxas expects ring positions to differ by lane, and moves descriptors one by one.
     return ptx::all_sync(tile.num_k_blocks != kNoMoreTiles.num_k_blocks);
   }
 
-  // Where the tile that was multiplied lies.
+  // Reads the position of the tile that was multiplied.
   DEVICE void finish(Tile& tile) {
     const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(storage.queue.tile(number));
     ptx::syncwarp();  // all lanes have read
@@ -99,10 +99,10 @@ using Share = WholeShare;
 
 struct TileLoad {
   static constexpr uint32_t slot_bytes = kSlotBytes;
-  static constexpr bool kIsShared = kClusterN > 1;  // A, by the CTAs of the cluster
+  static constexpr bool kIsShared = kClusterN > 1;  // the CTAs of the cluster share A
   const Params& p;
   const TileToLoad& tile;
-  uint32_t first_row, row_m;  // each CTA of a cluster loads its part of A, and of A's scales, into the same slot of both
+  uint32_t first_row, row_m;  // each CTA of a cluster loads a part of A, and of A's scales, into this slot of both CTAs
 
   DEVICE TileLoad(const Params& p_, const TileToLoad& tile_)
       : p(p_), tile(tile_), first_row(kIsShared ? ptx::cluster_rank() * kBoxRowsOfA : 0), row_m(tile.row_m + first_row) {}

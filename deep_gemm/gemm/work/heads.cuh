@@ -1,5 +1,5 @@
-// Products of several heads, all of one shape: D[h] = C[h] + A[h] @ B[h].T. Each map has the head as its last dimension, so
-// heads may lie beside each other in the rows of wider matrices.
+// Products of several heads, all of one shape: D[h] = C[h] + A[h] @ B[h].T. Each map has the head as its last
+// dimension, so heads may be beside each other in the rows of wider matrices.
 #pragma once
 #include "config.cuh"
 #include "operand.cuh"
@@ -7,7 +7,7 @@
 #include "slot.cuh"
 
 struct Heads {
-  uint64_t sfb_stride, c_stride;  // from head to head, in elements
+  uint64_t sfb_stride, c_stride;  // from one head to the next, in elements
   uint32_t count;
 };
 

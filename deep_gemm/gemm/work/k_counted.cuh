@@ -1,16 +1,16 @@
-// Products of several groups along k of any depth, which the GPU alone may know: D[g] = C[g] + A_g.T @ B_g. The groups' rows of
-// A [rows, m] and B [rows, n] follow each other, so one map of each serves all groups, as in work/k_parts.cuh.
+// Products of several groups along k of any depths, perhaps known to the GPU alone: D[g] = C[g] + A_g.T @ B_g. The
+// groups' rows of A [rows, m] and B [rows, n] are consecutive, so one map of each serves all groups, as in k_parts.cuh.
 //
-// A CTA reads the depths when it starts, and writes into shared memory where each group begins, the deepest first. So
-// the host waits for nothing, and a captured launch follows the depths in memory at the time of its replay.
+// A CTA reads the depths when it starts, and writes to shared memory where each group begins, the deepest group first.
+// So the host does not wait, and a captured launch uses the depths that are in memory when it is replayed.
 //
-// A group's last k-block ends where the next group's rows begin. For that, maps have two dimensions of rows, and a step in
-// either leads to the next row:
+// A group's last k-block ends where the next group's rows begin. For that, the maps have two dimensions for rows, and a
+// step along either one leads to the next row:
 //
 //   element (column, i, row)  is  operand[row + i][column],  0 <= i
 //
-// A box of kBlockK rows that begins at i = -zeros has `zeros` rows of zeros, and behind them the group's last rows.
-// Rows are shifted alike in A and in B, so their products add up to the same.
+// A box of kBlockK rows that begins at i = -zeros has `zeros` rows of zeros, followed by the group's last rows. Rows
+// are shifted alike in A and in B, so their products have the same sum.
 #pragma once
 #include "config.cuh"
 #include "operand.cuh"
@@ -27,9 +27,9 @@ constexpr uint32_t kMostCounted = 128;
 constexpr uint32_t kMostInlineCounts = 768;
 
 struct KCounts {
-  const int32_t* counts;  // the groups' depths; null: they are in inline_counts
+  const int32_t* counts;  // the groups' depths; null: the depths are in inline_counts
   uint64_t c_stride;      // from one group's C to the next, in elements
-  uint32_t groups, rows;  // of the whole call; rows of A and B
+  uint32_t groups, rows;  // groups of the whole call; rows of A and B
   uint32_t first, count;  // this launch's groups, in order of depth
   int32_t inline_counts[kMostInlineCounts];
 };
@@ -55,10 +55,10 @@ DEVICE uint32_t count_of(const KCounts& depths, uint32_t group) {
   return count < 0 ? 0 : static_cast<uint32_t>(count);
 }
 
-// Writes where a group begins to the group's place in order of depth, if this launch has that place. By one thread.
+// By one thread: stores where a group begins, at its index in order of depth, if this launch has that index.
 template <bool kIsInline>
 DEVICE void place_part(const KCounts& depths, uint32_t group, WorkStorage& storage) {
-  constexpr uint32_t kEach = 16;  // loads under way at a time
+  constexpr uint32_t kEach = 16;  // loads in flight at a time
   const uint32_t own = count_of<kIsInline>(depths, group);
   uint32_t row = 0, place = 0;
 #pragma unroll 1
@@ -77,13 +77,13 @@ DEVICE void place_part(const KCounts& depths, uint32_t group, WorkStorage& stora
       place += (other + i < depths.groups) & is_ahead;
     }
   }
-  // Whatever the depths are, nothing leads outside of the operands.
+  // Limits the size, so that no depths lead outside the operands.
   const uint32_t rest = row < depths.rows ? depths.rows - row : 0;
   if (place >= depths.first && place - depths.first < depths.count)
     ptx::st_shared_v4_b32(&storage.parts[place - depths.first], row, own < rest ? own : rest, group, 0);
 }
 
-// By all threads of the CTA.
+// Called by all threads of the CTA.
 DEVICE void place_parts(const KCounts& depths, WorkStorage& storage) {
   for (uint32_t group = ptx::thread_index(); group < depths.groups; group += kNumThreads) {
     if (depths.counts == nullptr)
@@ -100,10 +100,10 @@ struct Tile {
   uint32_t row_m;  // first row of D
   uint32_t row_n;  // first column of D, a row of B
   uint32_t num_k_blocks;
-  uint32_t group;  // which plane of C and D
+  uint32_t group;  // plane of C and D
 };
 
-// A tile for the loading thread, which also needs to know where the group's rows begin, and their number.
+// A tile for the loading thread, which must also know the first row of the group's part of k, and the number of rows.
 struct TileToLoad : Tile {
   uint32_t first_k, k;
 };
@@ -116,7 +116,7 @@ struct Tiles : Raster {
     place_parts(depths, storage);
   }
 
-  // By one thread, or a warp.
+  // Called by one thread, or by a warp.
   DEVICE bool find(TileToLoad& tile) {
     const uint32_t tiles_of_part = tiles_m * tiles_n;
     if (next_tile >= tiles_of_part * depths.count) return false;
@@ -127,19 +127,19 @@ struct Tiles : Raster {
     tile.group = part.z;
     tile.first_k = part.x;
     tile.k = part.y;
-    return !kAddsToD || tile.num_k_blocks != 0;  // later groups have no depth either, and add nothing
+    return !kAddsToD || tile.num_k_blocks != 0;  // later groups have no depth either, so they add nothing
   }
 
-  // By a math warp.
+  // Called by a math warp.
   DEVICE bool next(Tile& tile) {
     TileToLoad found;
     if (!find(found)) return false;
     tile = found;
-    tile.num_k_blocks = ptx::shfl_sync(found.num_k_blocks, 0);  // uniform, which the compiler cannot see
+    tile.num_k_blocks = ptx::shfl_sync(found.num_k_blocks, 0);  // tells the compiler that it is uniform
     return true;
   }
 
-  // By the loading thread.
+  // Called by the loading thread.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     for (TileToLoad tile; find(tile);) load(tile);

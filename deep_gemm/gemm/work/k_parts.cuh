@@ -1,8 +1,8 @@
-// Products of several groups along k, of operands that lie with m and n contiguous: D[g] = C[g] + A_g.T @ B_g. The groups' parts
-// of A [sum of k, m] and B [sum of k, n] follow each other, so one map serves all; they are whole k-blocks. The host knows where
-// parts begin, and passes that as parameters, the deepest part first. So the tiles of the last round are the shortest.
+// Products of several groups along k, with operands contiguous along m and n: D[g] = C[g] + A_g.T @ B_g. The groups'
+// parts of A [sum of k, m] and B [sum of k, n] are consecutive, so one map serves all; parts are whole k-blocks. The
+// host passes the parts' first k-blocks as parameters, the deepest part first: the last round's tiles are the shortest.
 //
-// A cluster that multicasts takes two neighbouring tiles of a group: along n if it shares A, along m if it shares B.
+// A cluster that multicasts computes two neighbouring tiles of a group: along n if it shares A, along m if it shares B.
 #pragma once
 #include "config.cuh"
 #include "operand.cuh"
@@ -16,7 +16,7 @@ struct KParts {
   uint64_t c_stride;  // from one group's C to the next, in elements
   uint32_t count;
   uint32_t first_k_block[kMostKParts], num_k_blocks[kMostKParts];
-  uint32_t group[kMostKParts];  // which plane of C and D
+  uint32_t group[kMostKParts];  // plane of C and D
 };
 
 struct Params : Product {
@@ -44,17 +44,17 @@ struct Tiles : Raster {
 
   DEVICE Tiles(const Params& p, WorkStorage&) : Raster(p.m, p.n), parts(p.parts) {}
 
-  // By the loading thread, or a math warp.
+  // Called by the loading thread, or by a math warp.
   DEVICE bool next(Tile& tile) {
     const uint32_t tiles_of_part = tiles_m * tiles_n;
     if (next_tile >= tiles_of_part * parts.count) return false;
     tile.part = next_tile / tiles_of_part;
-    if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;  // nor has any other tile something to add
+    if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;  // no later tile has anything to add either
     take(tile, next_tile - tile.part * tiles_of_part);
     return true;
   }
 
-  // By the loading thread.
+  // Called by the loading thread.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     for (Tile tile; next(tile);) load(tile);

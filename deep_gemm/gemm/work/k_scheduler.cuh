@@ -1,12 +1,12 @@
-// The order in which CTAs take tiles if groups are along k. The loading thread finds a CTA's tiles.
+// The order in which CTAs compute tiles if groups are along k. The loading thread finds a CTA's tiles.
 //
-// All groups have the same tiles, numbered from the deepest group on. A cluster begins with the tile of its own number,
-// and claims another one whenever it is about to load: groups may be very unequal, and some SMs are slower than others.
-// So at the end no SM waits for longer than a tile takes, and the last tiles are the shortest.
+// All groups have equally many tiles, which are numbered from the deepest group on. A cluster begins with the tile of
+// its own number, and claims another tile before it loads one: groups may be very unequal, and some SMs are slower than
+// others. So at the end no SM waits longer than a tile takes, and the last tiles are the shortest.
 //
-// A cluster that multicasts A takes two tiles at a time, neighbours along n. If the number of tiles along n is odd, the
-// last pair's second tile is outside D. A pair has one number, and its tiles are in one group: groups may differ in
-// depth, and the CTAs of a cluster must come to the end of their tiles together.
+// A cluster that multicasts A computes two tiles at a time, neighbours along n. If the number of tiles along n is odd,
+// the last pair's second tile is outside D. A pair has one number, and both tiles are in one group: groups may differ
+// in depth, and the CTAs of a cluster must finish their tiles together.
 #pragma once
 #include "config.cuh"
 #include "ptx/cluster.cuh"
@@ -16,23 +16,23 @@
 #include "tile.cuh"
 #include "work/k_groups.cuh"
 
-// A mailbox in which the first CTA of a cluster tells the other CTA the number of their next tiles.
+// A mailbox in which the first CTA of a cluster sends the other CTA the number of their next tiles.
 struct NumberMail {
   uint64_t full, empty;
   uint32_t number;
 
   DEVICE void init() {
-    ptx::mbarrier_init(&full, 1);   // the receiver arrives and announces the bytes; then these land
+    ptx::mbarrier_init(&full, 1);   // the receiver arrives and announces the bytes, which arrive later
     ptx::mbarrier_init(&empty, 1);  // the receiver arrives once it has read
   }
 
-  // `turn` is how many numbers were sent and received before.
+  // `turn` counts the numbers that were sent and received before.
   DEVICE void send(uint32_t sent, uint32_t turn) {
     ptx::mbarrier_wait_parity(&empty, (turn & 1) ^ 1);
     ptx::st_async_b32(&number, &full, 1, sent);
   }
 
-  // A number of `end` or more is the last one. It is not answered, as the first CTA may be gone.
+  // A number of `end` or more is the last one. The receiver does not reply to it, as the first CTA may have exited.
   DEVICE uint32_t receive(uint32_t turn, uint32_t end) {
     ptx::mbarrier_arrive_expect_tx(&full, sizeof(number));  // the number may have landed already
     ptx::mbarrier_wait_parity_cluster(&full, turn & 1);
@@ -51,11 +51,11 @@ struct KGroups {
 struct Tile {
   uint32_t row_m;         // first row of D
   uint32_t row_n;         // first column of D, a row of B
-  uint32_t num_k_blocks;  // of its group
-  uint32_t group;         // which plane of C and D
+  uint32_t num_k_blocks;  // of the tile's group
+  uint32_t group;         // plane of C and D
 };
 
-// A tile for the loading thread, which also needs to know where the tile's operands and scales are.
+// A tile for the loading thread, which must also know where the tile's operands and scales begin.
 struct TileToLoad : Tile {
   const KGroup* k_group;
   uint32_t first_k_block;
@@ -66,8 +66,8 @@ struct KScheduler {
   NumberMail& mail;
   uint32_t tiles_m, tiles_n, num_tiles;
   uint32_t turn = 0;
-  uint32_t claimed = 0;  // how many tiles had been claimed when this cluster last claimed one
-  uint32_t known = ~0u;  // in order of depth, the group whose maps this thread may use
+  uint32_t claimed = 0;  // tiles that had been claimed when this cluster last claimed one
+  uint32_t known = ~0u;  // the group, in order of depth, whose maps this thread may use
 
   DEVICE KScheduler(const KGroups& groups_, uint32_t m, uint32_t n, NumberMail& mail_)
       : groups(groups_),
@@ -76,7 +76,7 @@ struct KScheduler {
         tiles_n(ceil_div(n, kBlockN * kClusterN)),
         num_tiles(tiles_m * tiles_n * groups.count) {}
 
-  // The number of the cluster's next tiles. It was claimed a tile ago, so that no CTA waits for the L2's answer.
+  // Returns the number of the cluster's next tiles. It was claimed one tile ago, so that no CTA waits for the L2.
   DEVICE uint32_t next_number() {
     const bool is_first_cta = kClusterSize == 1 || ptx::cluster_rank() == 0;
     uint32_t number = ptx::block_index() / kClusterSize;
@@ -90,13 +90,13 @@ struct KScheduler {
     return number;
   }
 
-  // By one thread. It may then use the maps of the tile's group, which are on their way.
+  // Called by one thread, which may then use the maps of the tile's group: `next` prefetches them.
   DEVICE bool next(TileToLoad& next) {
     const uint32_t number = next_number();
     if (number >= num_tiles) return false;
 
     const uint32_t tiles = tiles_m * tiles_n;
-    // If all rows of A stay in the L2, tiles go down all of them.
+    // If all rows of A stay in the L2, consecutive tiles cover all rows before they move on along n.
     const uint32_t height = tiles_m <= 2 * kRasterGroup ? tiles_m : kRasterGroup;
     const TileIndex index = place_in_raster(number % tiles, tiles_m, tiles_n, height);
     next.row_m = index.m * kBlockM;

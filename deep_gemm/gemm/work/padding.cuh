@@ -1,20 +1,20 @@
-// Zeros for the padding behind a group.
+// Writes zeros as padding after a group.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "work/layout.cuh"
 
-// Writes zeros to a row of D, by all lanes of a warp. Rows are whole 16 bytes, at multiples of 16.
+// Writes zeros to a row of D, with all lanes of a warp. A row's address and size are multiples of 16 bytes.
 DEVICE void write_zeros(uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes, uint32_t row) {
   for (uint32_t byte = ptx::lane_index() * 16; byte < row_bytes; byte += 512)
     ptx::st_global_v4_b32(d + row * pitch_bytes + byte, 0, 0, 0, 0);
 }
 
-// Warps that share an aligned block of rows, each in its own CTA: one warp alone writes for longer than a tile takes.
+// Warps, each in its own CTA, that share an aligned block of rows: one warp alone would need more time than a tile.
 constexpr uint32_t kPaddingShares = 4;
 
-// Which rows of an aligned block of at most 128 have a group.
+// The ids of the rows of an aligned block of at most 128 rows.
 struct RowsOfBlock {
   uint32_t ids[kPaddingShares];
 
@@ -26,7 +26,7 @@ struct RowsOfBlock {
     }
   }
 
-  // The rows of one share, in bits; and whether any of the block has a group.
+  // Returns a bit for each row of one share, 1 if the row has a group; `any` tells whether a row of the block has one.
   DEVICE uint32_t used(const Groups& g, uint32_t share, bool& any) const {
     uint32_t of_share = 0;
     any = false;
@@ -40,12 +40,12 @@ struct RowsOfBlock {
   }
 };
 
-// Writes zeros to the rows without a group that share an aligned block of rows with one that has a group. One warp of
-// each CTA does it; its lanes have met since they last read the window.
+// Writes zeros to rows without a group that share an aligned block of rows with a row of a group. One warp of each CTA
+// calls this; its lanes have synchronized since they last read the window.
 DEVICE void zero_padding(const Groups& g, uint32_t* window, uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes) {
   if constexpr (kGroups == kGroupCounts) return;
   const uint32_t blocks = kGroups == kGroupEnds ? g.count : ceil_div(g.rows, g.alignment), units = blocks * kPaddingShares;
-  // Shares that follow each other: groups often begin at regular distances.
+  // The shares of a CTA are consecutive, because groups often begin at regular distances.
   const uint32_t each = ceil_div(units, ptx::grid_size()), first_unit = ptx::block_index() * each;
   const uint32_t end_unit = first_unit + each < units ? first_unit + each : units;
   const auto end_of_block = [&](uint32_t unit) {
@@ -54,7 +54,7 @@ DEVICE void zero_padding(const Groups& g, uint32_t* window, uint8_t* d, uint64_t
   };
   if constexpr (kGroups == kGroupEnds) {
     for (uint32_t unit = first_unit; unit < end_unit; ++unit) {
-      // A group without rows ends where one before it does, or where none needs padding.
+      // A group without rows ends where an earlier group ends, or where no padding is needed.
       const uint32_t end = end_of_group(g, unit / kPaddingShares), padded = ceil_div(end, g.alignment) * g.alignment;
       for (uint32_t row = end + unit % kPaddingShares; row < padded && row < g.rows; row += kPaddingShares)
         write_zeros(d, pitch_bytes, row_bytes, row);
@@ -63,7 +63,7 @@ DEVICE void zero_padding(const Groups& g, uint32_t* window, uint8_t* d, uint64_t
     for (uint32_t i = ptx::lane_index() * 4; i < kWindowRows; i += 128) ptx::st_shared_v4_b32(&window[i], 0, 0, 0, 0);
     ptx::fence_proxy_async_shared();
     ptx::syncwarp();
-    RowsOfBlock coming;  // loaded while zeros of the block before are written
+    RowsOfBlock coming;  // loaded while zeros of the previous block are written
     coming.load(g, first_unit / kPaddingShares * g.alignment, end_of_block(first_unit));
     for (uint32_t unit = first_unit; unit < end_unit; ++unit) {
       const RowsOfBlock rows = coming;

@@ -1,8 +1,8 @@
 // Code that work/heads.cuh and work/sums.cuh share: D is several planes of one shape, each with its own tiles. All
-// tiles of a plane follow each other, then the next plane's; otherwise this is like work/dense.cuh. A file that
-// includes this defines Params and planes_of(p) before.
+// tiles of a plane precede the next plane's; otherwise this is like work/dense.cuh. A file that includes this one
+// defines Params and planes_of(p) first.
 //
-// A cluster that multicasts takes two neighbouring tiles of a plane: along n if it shares A, along m if it shares B.
+// A cluster that multicasts computes two neighbouring tiles of a plane: along n if it shares A, along m if it shares B.
 #pragma once
 #include "config.cuh"
 #include "tile.cuh"
@@ -26,7 +26,7 @@ struct Tiles : Raster {
 
   DEVICE Tiles(const Params& p, WorkStorage&) : Raster(p.m, p.n), planes(planes_of(p)) {}
 
-  // By the loading thread, or a math warp.
+  // Called by the loading thread, or by a math warp.
   DEVICE bool next(Tile& tile) {
     const uint32_t tiles_of_plane = tiles_m * tiles_n;
     if (next_tile >= tiles_of_plane * planes) return false;
@@ -35,7 +35,7 @@ struct Tiles : Raster {
     return true;
   }
 
-  // By the loading thread.
+  // Called by the loading thread.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     for (Tile tile; next(tile);) load(tile);

@@ -1,7 +1,7 @@
 // A sum over products: D = sum over s of A[s] @ B[s].T. Its depth is the sum of the products' depths. Its k-blocks are
-// cut into slices. Each slice has its own plane in D, an FP32 workspace; sum_slices.cuh adds up the planes.
+// divided into slices. Each slice has its own plane in D, an FP32 workspace; sum_slices.cuh adds up the planes.
 //
-// Maps of A and B have the product as their last dimension, and k is whole k-blocks, so that none lies in two products.
+// Maps of A and B have the product as their last dimension. k is whole k-blocks, so each k-block is in one product.
 #pragma once
 #include "config.cuh"
 #include "operand.cuh"
@@ -22,7 +22,7 @@ DEVICE uint32_t planes_of(const Params& p) { return p.sum.slices; }
 
 DEVICE void prefetch_operand_maps(const Params& p) { prefetch_maps(p); }
 
-// All slices have the same number of k-blocks, or one more. Products of the numbers here may need more than 32 bits.
+// All slices have the same number of k-blocks, or one more. The multiplications here may need more than 32 bits.
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) {
   const uint64_t k_blocks = static_cast<uint64_t>(p.sum.products) * (p.k / kBlockK);
   return KBlocks(static_cast<uint32_t>(k_blocks * tile.plane / p.sum.slices),

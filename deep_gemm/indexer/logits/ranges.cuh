@@ -1,4 +1,4 @@
-// The keys of tokens, and the blocks of keys that a tile needs. Producer, math warps and fill agree on them.
+// The keys of tokens, and the blocks of keys that a tile needs. Producer, math warps and fill warps all use this code.
 #pragma once
 #include "config.cuh"
 #include "logits/mqa_params.cuh"
@@ -8,7 +8,7 @@
 #include "types.cuh"
 
 static_assert(kTileTokens <= 32, "a lane for each token of a tile");
-constexpr uint32_t kKeyAlignment = 32;  // blocks of a tile begin at multiples, so no 16 bytes of logits are split
+constexpr uint32_t kKeyAlignment = 32;  // blocks of a tile begin at multiples of this: no 16 bytes are split
 
 DEVICE uint32_t num_tiles(const MqaParams& p) { return ceil_div(p.tokens, kTileTokens); }
 
@@ -30,7 +30,7 @@ DEVICE Range range_of(const MqaParams& p, uint32_t token) {
   return {begin, end};
 }
 
-// The blocks that a tile's tokens need, and the pieces to fill on both sides of them.
+// The blocks that a tile's tokens need, and the pieces to fill before and after these blocks.
 struct TileKeys {
   uint32_t first, blocks;  // blocks of kBlockKeys from key `first` on
 
@@ -38,7 +38,7 @@ struct TileKeys {
       : first(lowest < highest ? lowest / kKeyAlignment * kKeyAlignment : 0),
         blocks(lowest < highest ? ceil_div(highest - first, kBlockKeys) : 0) {}
 
-  // If a tile has blocks, the cost of beginning it comes before them.
+  // If a tile has blocks, its first steps stand for the cost of beginning it.
   DEVICE uint32_t steps(uint32_t cost_of_tile) const { return blocks ? cost_of_tile + blocks : 0; }
   DEVICE uint32_t end() const { return first + blocks * kBlockKeys; }
   DEVICE uint32_t fills_before() const { return ceil_div(first, kFillKeys); }

@@ -1,8 +1,8 @@
-// Shares the blocks of keys out to the CTAs. The steps of all tiles form one line, which is cut into equal, contiguous
-// shares. A tile's steps are its blocks, after extra steps for the cost of beginning a tile.
+// Divides the blocks of keys among the CTAs. The steps of all tiles form one line, which is divided into equal,
+// contiguous shares. A tile's steps are its blocks, after extra steps for the cost of beginning the tile.
 //
 // Every CTA finds its share by itself, in one pass over the ranges. So causal ranges are as balanced as full ones, few
-// tokens with many keys keep all SMs busy, and each logit is computed by one CTA in one way. Pieces of rows that are
+// tokens with many keys occupy all SMs, and each logit is computed by one CTA in one way. Pieces of rows that are
 // filled with -inf form a second line.
 #pragma once
 #include "config.cuh"
@@ -13,23 +13,23 @@
 
 constexpr uint32_t kNumWarps = kNumThreads / 32, kSteps = 0, kFills = 1;
 
-// Cost of beginning a tile, in blocks: a CTA waits for ranges, then for weights and queries. With at most a tile for each
-// CTA the cost is left out, because each CTA then begins one or two tiles anyway.
+// Cost of beginning a tile, in blocks: a CTA waits for ranges, then for weights and queries. If there are no more tiles
+// than CTAs, the cost is left out, because each CTA then begins one or two tiles anyway.
 constexpr uint32_t kStepsOfBeginning = 1;
 
 DEVICE uint32_t cost_of_tile(const MqaParams& p) { return num_tiles(p) > ptx::grid_size() ? kStepsOfBeginning : 0; }
 
 struct ShareStorage {
   uint32_t of_warps[2][kNumWarps];
-  uint32_t starts[2][2];  // tile, number in it
+  uint32_t starts[2][2];  // tile, number of the step in the tile
 };
 
-// One CTA's share of a line: the tile and the number in it where the share begins, and its steps.
+// One CTA's share of a line: the tile where the share begins, the number of its first step in this tile, and its steps.
 struct WorkShare {
   uint32_t tile, number, count;
 };
 
-// Finds this CTA's shares: shares[kSteps] and, if rows are cleaned, shares[kFills]. All threads call it, before roles part.
+// Finds this CTA's shares: shares[kSteps] and, if rows are cleaned, shares[kFills]. All threads call it, before roles begin.
 DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&shares)[2]) {
   constexpr uint32_t kLines = kIsClean ? 2 : 1;
   const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index(), warp = ptx::warp_index();
@@ -61,7 +61,7 @@ DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&sh
     const uint64_t grid = ptx::grid_size(), cta = ptx::block_index();
     const auto begin = static_cast<uint32_t>(total * cta / grid);
     shares[line].count = static_cast<uint32_t>(total * (cta + 1) / grid) - begin;
-    // The thread whose tiles contain the start of this CTA's share stores where it is.
+    // The thread whose tiles contain the start of this CTA's share stores the tile and the number.
     if (begin - before[line] < counts[line]) {
       uint32_t tile = first, number = begin - before[line];
       while (tile + 1 < end) {

@@ -1,11 +1,11 @@
-// Tiles of tokens in shared memory, which the producer hands to the math warps, and the logits that math warps compute
-// from a tile's blocks of keys. Both kernels of logits share this; they differ in where tokens and keys come from.
+// Tiles of tokens in shared memory, which the producer loads for the math warps, and the logits that math warps compute
+// from a tile's blocks of keys. Both kernels of logits use this code; they find tokens and keys in different ways.
 //
 //   producer    q_empty --wait--> plan, weights, rows, TMA q --> q_full;     empty --wait--> TMA keys, scales --> full
 //   math warps  q_full --wait--> blocks --arrive--> q_empty;   full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
 //
-// A tile is kUnits units of kUnitTokens tokens, whose heads are the columns of one WGMMA each. Its rows are 64 keys. One
-// unit is reduced while the tensor cores work on the next, and a block of keys is loaded once for all units.
+// A tile has kUnits units of kUnitTokens tokens. The heads of a unit's tokens are the columns of one WGMMA, 64 keys its
+// rows. A unit is reduced while the tensor cores multiply the next; a block of keys is loaded once for all units.
 #pragma once
 #include "config.cuh"
 #include "logits/unit.cuh"
@@ -18,43 +18,43 @@
 
 using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
 constexpr uint32_t kTileTokens = kUnits * kUnitTokens, kTileColumns = kTileTokens * kHeads;
-constexpr uint32_t kTileSlots = 2;  // math warps work on one tile while the other is loaded
+constexpr uint32_t kTileSlots = 2;  // math warps compute one tile while the other is loaded
 constexpr uint32_t kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
 constexpr uint32_t kRowBytes = 16;  // size of a token's `Row`
-// A unit's logits are stored before the next product starts. ptxas would start it while 16 tokens' sums take registers,
-// and spill.
+// Whether a unit's logits are stored before the next product starts. Otherwise ptxas starts the product while 16
+// tokens' sums occupy registers, and spills.
 constexpr bool kStoresFirst = kUnitTokens == 16 && kDepth == 128 && kOutputBytes == 2;
 
-// The part of a tile to compute: `blocks` blocks, the first from key `first` on; 0: no tile is left.
+// The part of a tile to compute: `blocks` blocks, the first from key `first` on; 0 blocks: no tile is left.
 struct TilePlan {
   uint32_t first, blocks;
 };
 
-// Both kernels' `Shared` holds, for each slot of a tile, q, weights, rows and plans, and for each stage keys and scales. Its
-// `Row` says where a token's logits go and which keys it has, its `Position` which slot a tile has.
+// Both kernels' `Shared` holds q, weights, rows and plans for each slot of a tile, and keys and scales for each stage.
+// Its `Row` has the address of a token's logits and the token's keys; its `Position` is the slot of a tile.
 
-// One thread.
+// Called by one thread.
 template <class Params, class Shared>
 DEVICE void init_tiles(const Params& p, Shared& shared) {
   ptx::prefetch_tensormap(&p.map_q);
   ptx::prefetch_tensormap(&p.map_keys);
   ptx::prefetch_tensormap(&p.map_scales);
   for (uint32_t slot = 0; slot < kTileSlots; ++slot) {
-    ptx::mbarrier_init(&shared.q_full[slot], 33);  // each lane of the producer, and the one that announces bytes
+    ptx::mbarrier_init(&shared.q_full[slot], 33);  // all lanes of the producer arrive, one of them twice
     ptx::mbarrier_init(&shared.q_empty[slot], kNumMathWarps);
   }
   shared.ring.init();
 }
 
-// Producer, one warp.
+// Called by the producer's warp.
 template <class Shared>
 DEVICE void wait_for_slot(Shared& shared, const typename Shared::Position& at) {
   ptx::mbarrier_wait_parity(&shared.q_empty[at.slot()], at.parity() ^ 1);
   ptx::syncwarp();
 }
 
-// Producer, one thread: loads q of all units. The last unit may hold columns of later tokens, or zeros after the last
-// token: no logits of them are stored.
+// Producer, one thread: loads q for all units. The last unit may hold columns of later tokens, or zeros after the last
+// token: logits of these columns are not stored.
 template <class Params, class Shared>
 DEVICE void load_q(const Params& p, Shared& shared, uint32_t slot, uint32_t first_token) {
   uint64_t* full = &shared.q_full[slot];
@@ -64,7 +64,7 @@ DEVICE void load_q(const Params& p, Shared& shared, uint32_t slot, uint32_t firs
     ptx::tma_load_2d(&p.map_q, full, shared.q[slot][unit], 0, first_token * kHeads + unit * Unit::kColumns);
 }
 
-// Producer: lays the weights that a lane holds, of columns `first`, `first` + 32, ...
+// Producer: stores the weights that a lane holds, of columns `first`, `first` + 32, ..., where math warps read them.
 template <uint32_t kHeld>
 DEVICE void lay_weights(float (&to)[kUnits][Unit::kWeights], const float (&held)[kHeld], uint32_t first) {
 #pragma unroll
@@ -75,7 +75,7 @@ DEVICE void lay_weights(float (&to)[kUnits][Unit::kWeights], const float (&held)
   }
 }
 
-// Producer, one warp: says that no tile is left.
+// Producer, one warp: tells the math warps that no tile is left.
 template <class Shared>
 DEVICE void end_tiles(Shared& shared, const typename Shared::Position& at, uint32_t lane) {
   wait_for_slot(shared, at);
@@ -86,7 +86,7 @@ DEVICE void end_tiles(Shared& shared, const typename Shared::Position& at, uint3
   ptx::mbarrier_arrive(&shared.q_full[at.slot()]);
 }
 
-// Stores a lane's logits of one key and one unit, whose first token of this lane has its row at address `rows`.
+// Stores a lane's logits of one key and one unit. `rows` is the address of the row of the lane's first token there.
 template <class Row>
 DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit::kLogits], float scale, uint32_t lane) {
   static_assert(sizeof(Row) == kRowBytes, "a row is read in one load");
@@ -96,7 +96,7 @@ DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit
     const ptx::Uint4 row = ptx::ld_shared_v4_b32(rows + token_of_lane(i, kInPages ? lane : 0) * kRowBytes);
     const uint64_t address = static_cast<uint64_t>(row.y) << 32 | row.x;
     const bool has_key = Row::has(row, key);
-    // If logits are clean, rows have room for whole blocks, so the last of them needs no bound.
+    // If logits are clean, rows have space for whole blocks, so the last block needs no bound.
     if (kIsClean ? address == 0 : !has_key) continue;
     const float logit = kIsClean && !has_key ? ptx::float_of(0xff800000u) : logits[i] * scale;
     auto* to = reinterpret_cast<uint8_t*>(address + static_cast<uint64_t>(key) * kOutputBytes);
@@ -105,20 +105,20 @@ DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit
   }
 }
 
-// Weights and addresses that a math thread needs for a tile.
+// Addresses and weights that a math thread needs for a tile.
 template <class Shared>
 struct AtWork {
   Shared& shared;
   const WeightsInRegisters<Unit::kColumns> (&weights)[kUnits];
   uint32_t keys_low, q_low;  // of the warpgroup's keys in the first slot; of the tile's q
   uint32_t rows;             // address of the row of this lane's first token
-  uint32_t row, lane;        // of this thread, in a block
-  uint32_t step;             // keys from block to block
+  uint32_t row, lane;        // `row`: this thread's row in a block
+  uint32_t step;             // keys from one block to the next
 };
 
-// Multiplies kBlocks blocks of keys, from key `key` on for this lane, and stores their logits. A piece is one unit of one
-// block: while one is reduced, the tensor cores work on the next. In a straight line only, drained at its end: ptxas
-// serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
+// Multiplies kBlocks blocks of keys, from key `key` on for this lane, and stores their logits. A piece is one unit of
+// one block: while one piece is reduced, the tensor cores multiply the next. Only in a straight line of code that ends
+// with all products done: ptxas serializes all WGMMAs of a loop if accumulators are in flight at its end (note C7514).
 template <uint32_t kBlocks>
 struct Run {
   static constexpr uint32_t kPieces = kBlocks * kUnits, kLag = kPieces > 1 ? 1 : 0;
@@ -127,7 +127,7 @@ struct Run {
   float scales[kBlocks];  // of this lane's keys
   Unit units[kLag + 1];
 
-  // `is_loaded`: the slot at `at` was found full.
+  // `is_loaded`: the slot at `at` is known to be full.
   template <uint32_t kPiece, class Shared>
   DEVICE void step(const AtWork<Shared>& work, uint32_t key, RingPosition& at, bool& is_loaded) {
     Ring& ring = work.shared.ring;
@@ -144,7 +144,7 @@ struct Run {
                                           work.q_low + kUnit * (Unit::kBytes / 16));
       if constexpr (kUnit + 1 == kUnits && !kInPages) {
         at = at.next();
-        // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
+        // While the tensor cores work, test the next slot; one result for the warp, because WGMMA needs it converged.
         is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&ring.full[at.stage], at.parity));
       }
     }
@@ -163,7 +163,7 @@ struct Run {
   }
 };
 
-// Math warps: all blocks of the tiles of this CTA, every `splits`-th, 64 keys of each for a warpgroup.
+// Math warps: compute all tiles of this CTA: every `splits`-th block, 64 of its keys for each warpgroup.
 template <class Shared>
 DEVICE void multiply_tiles(Shared& shared, uint32_t splits, uint32_t warpgroup, uint32_t warp, uint32_t lane) {
   const uint32_t keys_low = ptx::smem_descriptor_low(ptx::smem_address(shared.keys[0]) + warpgroup * 64 * kDepth);

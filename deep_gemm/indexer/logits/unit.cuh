@@ -2,9 +2,9 @@
 //
 //   multiply   64 keys (rows of A) x kTokens * kHeads columns (rows of B, token by token), on the tensor cores
 //   weigh      in each thread, over its columns of each token: 2 rows of keys, a fourth of the columns
-//   reduce     over the 4 lanes that share these rows, who end with one row each, and every other token
+//   reduce     over the 4 lanes that share these rows; each lane ends with one row and every other token
 //
-// Each sum has one order, so its bits are the same each time.
+// Each sum has a fixed order, so its bits are the same each time.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -14,20 +14,20 @@
 // Weights of the columns of a unit, in shared memory, in the order of WGMMA's accumulators.
 //
 //   given   weights[token, head]: column = token * heads + head
-//   laid    a lane of quarter q = lane % 4 holds of each 8 columns those numbered 2q and 2q + 1. For each 16 columns, or
-//           pair of eights, it finds its 4 weights in 16 bytes: [pair][q]{2q, 2q + 1, 8 + 2q, 8 + 2q + 1}
+//   laid    of each 8 columns, a lane of quarter q = lane % 4 holds columns 2q and 2q + 1. For each 16 columns, or pair
+//           of eights, it finds its 4 weights in 16 bytes: [pair][q]{2q, 2q + 1, 8 + 2q, 8 + 2q + 1}
 //
 // So a warp reads the weights of 16 columns in one load of 64 bytes, which has no bank conflicts.
 
-// Floats for the weights of `columns` columns, whole pairs of eights; the last one's missing weights are never used.
+// Floats for the weights of `columns` columns, whole pairs of eights; the last pair's missing weights are never used.
 DEVICE_CONSTEXPR uint32_t laid_weights(uint32_t columns) { return ceil_div(columns, 16) * 16; }
 
-// Where the weight of a column lies, in floats from the first of its unit.
+// Returns the position of a column's weight, in floats from the first of its unit.
 DEVICE_CONSTEXPR uint32_t place_of_weight(uint32_t column) {
   return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
 
-// A lane's weights of a unit, for a fourth of its columns, read once and kept in registers.
+// A lane's weights for a fourth of a unit's columns, loaded once and kept in registers.
 template <uint32_t kColumns>
 struct WeightsInRegisters {
   ptx::Float4 pairs[ceil_div(kColumns, 16)];
@@ -40,35 +40,35 @@ struct WeightsInRegisters {
 };
 
 // kDepth: bytes of a key, and of the swizzle. max(0, x) is computed as half of x + |x|, which is exact and uses another
-// unit of the SM than max. The factor of a half goes into the weights.
+// unit of the SM than max. The weights include the factor of one half.
 template <uint32_t kTokens_, uint32_t kHeads, uint32_t kDepth>
 struct LogitUnit {
   static constexpr uint32_t kTokens = kTokens_, kColumns = kTokens * kHeads;
   static_assert(kColumns % 8 == 0 && kColumns <= 256, "a WGMMA has 8 to 256 columns");
   static_assert(kHeads % 8 == 0, "eight columns belong to one token");
   static constexpr uint32_t kAccumulators = kColumns / 2;
-  static constexpr uint32_t kBytes = kColumns * kDepth;  // of q
+  static constexpr uint32_t kBytes = kColumns * kDepth;  // bytes of q
   static constexpr uint32_t kWeights = laid_weights(kColumns);
-  static constexpr uint32_t kLogits = ceil_div(kTokens, 2);  // of a lane
+  static constexpr uint32_t kLogits = ceil_div(kTokens, 2);  // logits of a lane
 
   float accumulators[kAccumulators];
 
-  // The number to lay into shared memory for a weight.
+  // Returns the number that shared memory holds for a weight.
   DEVICE static float weight(float given) { return given * 0.5f; }
 
-  // Starts the product of the 64 keys and the columns of q at these descriptors' low words, and commits it as a group.
+  // Starts the product of the 64 keys and the columns of q (low words of their descriptors), and commits it as a group.
   DEVICE void multiply(uint32_t keys_low, uint32_t q_low) {
     ptx::wgmma_fence();
     ptx::wgmma_m64_e4m3<kColumns, kDepth>(accumulators, keys_low, q_low);
     ptx::wgmma_commit_group();
   }
 
-  // After the wait for the product: this lane's logits, of key row_of_lane and tokens token_of_lane(0), ...
+  // After the wait for the product: computes this lane's logits, of key row_of_lane and tokens token_of_lane(0), ...
   DEVICE void reduce(const WeightsInRegisters<kColumns>& weights, uint32_t lane, float (&logits)[kLogits]) {
     ptx::fence_registers(accumulators);
     float sums[2][kTokens];
     weigh(weights, sums);
-    // Each lane gives away the row that it does not end with, and then every other token likewise.
+    // Each lane sends away the row that it does not keep, and then every other token.
     const bool has_second_row = lane & 2, has_odd = lane & 1;
     float rows[kTokens];
 #pragma unroll
@@ -110,8 +110,8 @@ struct LogitUnit {
   DEVICE static float twice_relu(float x) { return ptx::add_rn(x, ptx::abs_f32(x)); }
 };
 
-// After `reduce`, a lane of warp `warp` % 4 has logits of this one of its warpgroup's 64 keys.
+// Returns the key, of its warpgroup's 64, whose logits a lane of warp `warp` % 4 has after `reduce`.
 DEVICE uint32_t row_of_lane(uint32_t warp, uint32_t lane) { return warp % 4 * 16 + lane / 4 + (lane & 2) * 4; }
 
-// The token of a lane's i-th logit. If the number of tokens is odd, a lane's last logit may belong to no token.
+// Returns the token of a lane's i-th logit. If the number of tokens is odd, a lane's last logit may have no token.
 DEVICE uint32_t token_of_lane(uint32_t i, uint32_t lane) { return 2 * i + (lane & 1); }

@@ -200,8 +200,8 @@ def test_groups_along_k(said: str, dtype: torch.dtype) -> None:
     [
         (None, None, "ks_cpu: expected a list, or grouped_layout"),
         (int32(8, 8).to("meta"), None, "ks_cpu: expected a CPU or CUDA tensor, got device meta"),
-        ([-1, 3], None, "ks_cpu: expected numbers of rows, got -1 at index 0"),
-        ([16, 8], None, "ks_cpu: expected numbers that add up to 16"),
+        ([-1, 3], None, "ks_cpu: expected numbers of at least 0, got -1 at index 0"),
+        ([16, 8], None, "ks_cpu: expected a sum of at most 16"),
         ([8, 8], int32(8, 7), "grouped_layout: expected the numbers of ks_cpu"),
     ],
 )
@@ -236,7 +236,7 @@ def test_what_einsum_refuses() -> None:
     a, b = numbers(3, 8, 64), numbers(3, 16, 64)
     with pytest.raises(NotImplementedError, match=r"^expr: expected bmk,bnk->mn, .*, got 'mk,nk->mn'"):
         deep_gemm.einsum("mk,nk->mn", a, b)
-    with pytest.raises(ValueError, match=r"^c: expected None or an FP32 d itself for bmk,bnk->mn"):
+    with pytest.raises(ValueError, match=r"^c: expected None, or d itself in FP32, for bmk,bnk->mn"):
         deep_gemm.einsum("bmk,bnk->mn", a, b, numbers(8, 16), numbers(8, 16))
     with pytest.raises(ValueError, match=r"^k: expected a multiple of 64 for bmk,bnk->mn, got 56"):
         deep_gemm.einsum("bmk,bnk->mn", a[..., :56], b[..., :56])
@@ -257,8 +257,8 @@ def test_what_symmetric_products_refuse() -> None:
     x, square = numbers(3, 24, 40), numbers(3, 24, 24)
     for given, message in (
         ((x, x, square), r"a: expected shape \(batch, n, n\), got \(3, 24, 40\)"),
-        ((square, square, square), "a: expected symmetric matrices, got others"),
-        ((square + square.mT, square, square), "b: expected symmetric matrices, got others"),
+        ((square, square, square), "a: expected symmetric matrices, got one that is not"),
+        ((square + square.mT, square, square), "b: expected symmetric matrices, got one that is not"),
         ((square + square.mT, square + square.mT, x), r"d: expected shape .* got \(24, 3, 40\)"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
@@ -278,7 +278,7 @@ def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> 
         with pytest.raises(ValueError, match=rf"^d: expected memory that does not overlap {name}$"):
             deep_gemm.einsum(expr, given["a"], given["b"], room[first : first + prod(of_d)].view(of_d))
     d, c = (room[first : first + prod(of_d)].view(of_d) for first in (0, 4))
-    with pytest.raises(ValueError, match=r"^c: expected (None or an FP32 d itself|d itself or memory that)"):
+    with pytest.raises(ValueError, match=r"^c: expected (None, or d itself in FP32|d itself or memory that)"):
         deep_gemm.einsum(expr, a, b, d, c)
     assert not room.any()
 

@@ -70,13 +70,13 @@ def test_groups_along_k() -> None:
 @pytest.mark.parametrize(
     ("reason", "config"),
     [
-        ("needs boxes of 64 rows of an A whose rows are contiguous", bf16_config(64, 64, Output(), TN, cluster_n=2)),
-        ("needs boxes of 64 rows of an B whose rows are contiguous", bf16_config(64, 96, Output(), NN)),
+        ("needs boxes of 64 rows of A if its rows are contiguous", bf16_config(64, 64, Output(), TN, cluster_n=2)),
+        ("needs boxes of 64 rows of B if its rows are contiguous", bf16_config(64, 96, Output(), NN)),
         ("needs an A with contiguous k", bf16_config(64, 64, Output(work=works.IDS), TN)),
         ("needs a slice for each CTA", bf16_config(64, 64, Output(), cluster_k=2, slices=4)),
         ("needs one k-block at a time", Bf16Config(64, 64, 4, 1, run_k_blocks=2)),
         ("needs gate and up in one unit", replace(bf16_config(64, 256, ACTIVATED), unit_n=128)),
-        ("needs units of 128 columns", bf16_config(64, 64, ACTIVATED)),
+        ("needs one or two units of 128 columns", bf16_config(64, 64, ACTIVATED)),
         ("needs one unit for each warpgroup", bf16_config(256, 64, Output(), cluster_k=2, slices=2)),
     ],
 )

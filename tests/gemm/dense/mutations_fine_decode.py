@@ -48,7 +48,7 @@ MUTATIONS = [
     _replace("scales of rows where those of columns are", "row(index / kTogether % kScalesOfRows)", "row(index % kScalesOfRows)"),
     _replace("the next scales are not loaded", "if (first + kScaleBlocks < work.end_k_block) scales.load", "if (false) scales.load"),
     _replace("the next scales are loaded one too far", "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
-    _replace("scales are overwritten while they are read", _BAR[:-1] + "  // everybody is done with the scales before\n", ""),
+    _replace("scales are overwritten while they are read", _BAR[:-1] + "  // all warps have read the previous scales\n", ""),
     _replace("scales are read before they are there", _STORE + _BAR, _STORE),
     _replace("scales are stored behind the last", "if (Load::kCount % 128 != 0 && load.index >= Load::kCount) break;", ""),
     # Words

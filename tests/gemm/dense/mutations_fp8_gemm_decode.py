@@ -86,7 +86,7 @@ MUTATIONS = [
     Mutation("scales of an empty range are read", _E4M3, "  if (work.k_block < work.end_k_block) scales.load", "  scales.load"),
     Mutation("scales of B of the first block", _E4M3, "static_cast<uint64_t>(work.row_n / 128) * p.sfb_stride_n", "0"),
     Mutation("scales of B of one k-block for all", _E4M3, "ptx::shfl_sync(sfb, index / kBlockTokens)", "ptx::shfl_sync(sfb, 0)"),
-    Mutation("scales overwritten while others read them", _E4M3, "    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before\n", ""),
+    Mutation("scales overwritten while others read them", _E4M3, "    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales\n", ""),
     Mutation("scales read before all are there", _E4M3, "    scales.store(shared.scales);\n" + _BAR, "    scales.store(shared.scales);\n"),
     Mutation("the next scales are not loaded", _E4M3, "    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);\n", ""),
     Mutation("the next scales are loaded one too far", _E4M3, "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
@@ -113,7 +113,7 @@ MUTATIONS = [
     Mutation("another lane's sums", _EXCHANGE, "chunk_of_cta * kChunkFloats + lane * 4;", "chunk_of_cta * kChunkFloats + (lane ^ 1) * 4;"),
     Mutation("received is not initialized", _TILE, "  ptx::mbarrier_init(&shared.received, 1);\n", ""),
     # Storing
-    Mutation("a tile is transposed where others still multiply", _TILE, "    ptx::bar_sync(1, kNumMathThreads);  // the ring has been read\n", ""),
+    Mutation("a tile is transposed where others still multiply", _TILE, "    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the ring\n", ""),
     Mutation("transposed before all lanes have written", _TILE, _SYNCWARP + "  ptx::Float4 d", "  ptx::Float4 d"),
     Mutation("rows 8 to 15 over rows 0 to 7", _TILE, "room + transposed(token, column + 8), v.z", "room + transposed(token, column), v.z"),
     Mutation("tokens of a pair swapped", _TILE, "transposed(token + 1, column), v.y", "transposed(token + 1, column), v.x"),

@@ -83,7 +83,7 @@ def test_nothing_to_compute() -> None:
 
 NO_MID = (16, 0, 32)
 OF_THREE = "head_splits: expected three integers (left, mid, right), got"
-OF_16 = "head_splits: expected left and right of at least 16, multiples of it, and mid a multiple of 8, got"
+OF_16 = "head_splits: expected left and right to be positive multiples of 16, and mid a multiple of 8, got"
 
 
 @pytest.mark.parametrize(
