@@ -467,11 +467,11 @@ def test_a_shipped_cache_serves_where_there_isno_compiler(
         (f"one-{'b' * 64}.kernel", None, "it holds another kernel: one-"),
         (f"two-{'a' * 64}.kernel", None, "it holds another kernel: one-"),
         (f"one-{'a' * 64}.kernel", b"", "it is empty"),
-        (f"one-{'a' * 64}.kernel", b"\x80\x04.", "it is not a kernel's file, or one of another format"),
-        (f"one-{'a' * 64}.kernel", tarfile.SYMTYPE, "it is no regular file"),
-        (f"one-{'a' * 64}.kernel", tarfile.LNKTYPE, "it is no regular file"),
-        (f"one-{'a' * 64}.kernel", tarfile.FIFOTYPE, "it is no regular file"),
-        (f"one-{'a' * 64}.kernel", tarfile.DIRTYPE, "it is no regular file"),
+        (f"one-{'a' * 64}.kernel", b"\x80\x04.", "it is not a kernel's file, or it has another format"),
+        (f"one-{'a' * 64}.kernel", tarfile.SYMTYPE, "it is not a regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.LNKTYPE, "it is not a regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.FIFOTYPE, "it is not a regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.DIRTYPE, "it is not a regular file"),
     ],
 )
 def test_import_refuses_what_is_not_a_kernel_and_writes_nothing_elsewhere(
