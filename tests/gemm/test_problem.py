@@ -309,7 +309,7 @@ WRONG: list[Mistake] = [
     ("k-grouped", "ks_tensor", Tensor.long, "dtype torch.int32, got torch.int64"),
     # Contradictions
     *[
-        (kind, "recipe_b", {"recipe": said, "recipe_b": of_b}, f"what recipe {(*said,)} says, got {(*of_b,)}")
+        (kind, "recipe_b", {"recipe": said, "recipe_b": of_b}, f"agreement with recipe {(*said,)}, got {(*of_b,)}")
         for kind, said, of_b in (("nt", (1, 128, 128), (1, 128)), ("contiguous", [1, 1, 128], [128, 128]))
     ],
     ("nt", "recipe", 128, ""),

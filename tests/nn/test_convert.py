@@ -220,9 +220,9 @@ ALWAYS_LEFT = {
     "derived": "Doubled, derived from torch.nn.Linear, which may compute something else",
     "lazy": "LazyLinear, derived from torch.nn.Linear",
     "pruned": "weight: expected a Parameter, got Tensor",
-    "hooked": "its forward is another, set on the layer itself",
-    "router": "an output or a router by its name, which only a filter takes",
-    "lm_head": "an output or a router by its name, which only a filter takes",
+    "hooked": "its forward is replaced on the layer itself",
+    "router": "an output or a router by its name: only a filter converts it",
+    "lm_head": "an output or a router by its name: only a filter converts it",
     "block.self_attn": "MultiheadAttention, no linear layer",
     "block.self_attn.out_proj": "NonDynamicallyQuantizableLinear",
 }
@@ -303,7 +303,7 @@ def test_mistakes_are_told_and_change_nothing(change: Any) -> None:
     mistakes: list[tuple[tuple[Any, ...], str]] = [
         (("model",), "TypeError: model: expected a torch.nn.Module, got str"),
         ((model, "down"), "TypeError: filter: expected a function of a name and a layer, got str"),
-        ((model, lambda of, _: of == "up" or None), "TypeError: filter: expected True or False of 'down', got None"),
+        ((model, lambda of, _: of == "up" or None), "TypeError: filter: expected True or False for 'down', got None"),
         ((model, lambda *_: False), f"{none}\nin FP8: 0.0% of {of_all:,} parameters\n{listed}"),
         ((torch.nn.ReLU(),), none),
         ((torch.nn.Linear(8, 4),), none),
