@@ -306,7 +306,7 @@ def run(jobs: Iterable[Job], console: Console) -> bool:
     processors = os.cpu_count() or 1
     seconds = max(len(todo) * SECONDS_PER_KERNEL / processors, 1)
     about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-    console.print(f"{len(todo)} kernels: about {about} on {processors} processors, less for kernels in the cache")
+    console.print(f"{len(todo)} kernels: about {about} on {processors} processors, less for cached kernels")
 
     def work(announce: Callable[[str], None]) -> None:
         with ThreadPoolExecutor(processors) as pool:

@@ -267,7 +267,7 @@ def test_doctor_and_result_files_say_which_replay_runs(cache: Path, value: str, 
 def test_compile_makes_what_a_product_of_this_shape_then_finds(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("compile", "64,2112,7168", "2000x512x7168", "--gpu", "H200")
     assert result.exit_code == 0
-    assert words(result).startswith(f"2 kernels: about 1 s on {os.cpu_count()} processors, less for kernels in the cache")
+    assert words(result).startswith(f"2 kernels: about 1 s on {os.cpu_count()} processors, less for cached kernels")
     assert "2 of 2 kernels are ready, 2 of them new" in words(result)
     assert " 2/2 " in result.output, "without a terminal a line tells of each kernel"
     jit._cache_of.cache_clear()
