@@ -11,7 +11,7 @@ from .compat.absent import refuse as _refuse
 from .compat.installed import is_command as _is_command, warn_of_others as _warn_of_others
 from .compat.installed import without_torch as _without_torch
 
-if TYPE_CHECKING or not _is_command():  # a command must start fast: it imports modules itself
+if TYPE_CHECKING or not _is_command():  # the command line imports modules itself, to start fast
     try:
         from torch.distributed import is_available as _is_available
     except ModuleNotFoundError as error:

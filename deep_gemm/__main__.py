@@ -117,7 +117,7 @@ GroupsName = Enum(
     "GroupsName", {"IDS": "ids", "ENDS": "ends", "COUNTS": "counts", "DEPTHS": "depths", "HEADS": "heads"}
 )
 FormName = Enum("FormName", {"PUBLISHED": "published", "ROWS": "rows", "BF16": "bf16"})
-"""Values of --output, of --groups and of --form."""
+"""The values of --output, --groups and --form."""
 
 OutputOption = Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")]
 Fp32Option = Annotated[bool, typer.Option("--fp32", help="short for --output fp32")]
@@ -221,7 +221,7 @@ def compile_shapes(
     max_tokens: Annotated[int, typer.Option(help="tokens of the largest batch")] = 1 << 16,
     only_list: Annotated[bool, typer.Option("--list", help="list the kernels, compile nothing")] = False,
 ) -> None:
-    """Compile the kernels of these shapes into the cache, before a program needs them. Needs no GPU."""
+    """Compile the kernels of these shapes into the cache, before a program needs them. This needs no GPU."""
     import torch
 
     from .cli import make_console, precompile

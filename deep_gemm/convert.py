@@ -36,7 +36,7 @@ from .nn.stacked import FrozenStackedExperts, is_stacked
 __all__ = ["Conversion", "Filter", "dequantized_state_dict", "to_bf16_training", "to_fp8_inference", "to_fp8_training"]
 
 Filter = Callable[[str, Module], bool]
-"""Tells for a layer's name and the layer whether to convert it."""
+"""A function of a layer's name and the layer, which tells whether to convert the layer."""
 
 OUTPUT = "lm_head"
 OUTPUTS_AND_ROUTERS = (OUTPUT, "output", "router", "gate")
@@ -101,10 +101,10 @@ def to_fp8_training(
     """Convert a model for training in FP8, forward and backward: each `torch.nn.Linear` becomes an `nn.Linear`.
 
     Mixtures of transformers get an experts implementation that computes like `nn.Experts`. Parameters do not change, so
-    optimizers and state dicts from before the conversion fit the converted model, and from after it the unconverted
-    one. Without a `filter`, layers named lm_head, output, router or gate are left, and the model's
-    `get_output_embeddings()`. `accumulates_main_grad` and `recipe` are as in `nn.Linear`. Experts have scales by blocks
-    with either recipe, and the result tells this. A further call converts only new layers.
+    optimizers and state dicts of the unconverted model fit the converted model, and the other way round. Without a
+    `filter`, layers named lm_head, output, router or gate are left, and the model's `get_output_embeddings()`.
+    `accumulates_main_grad` and `recipe` are as in `nn.Linear`. Experts have scales by blocks with either recipe, and
+    the result tells this. A further call converts only new layers.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     >>> print(to_fp8_training(model))
@@ -132,7 +132,7 @@ def to_bf16_training(model: Module, filter: Filter | None = None) -> Conversion:
 
 
 def _to_training(model: Module, filter: Filter | None, products: str, **said: Any) -> Conversion:
-    """Convert mixtures to these products, forward and backward, and for FP8 linear layers too, with options `said`."""
+    """Convert mixtures, and for FP8 linear layers too, to these products. `said` has options of linear layers."""
 
     def takes(layer: Module) -> bool:
         is_linear = type(layer) is torch.nn.Linear and products == FP8
@@ -162,7 +162,7 @@ def _to_training(model: Module, filter: Filter | None, products: str, **said: An
 def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
     """Cast a model's weights to FP8, a scale for each 128x128. Layers become `nn.FrozenLinear` or `nn.FrozenExperts`.
 
-    It converts `torch.nn.Linear`, `nn.Linear`, `nn.Experts`, and mixtures of transformers with `silu(gate) * up`, in
+    This converts `torch.nn.Linear`, `nn.Linear`, `nn.Experts`, and mixtures of transformers with `silu(gate) * up`, in
     BF16, FP16 or FP32, also on the device "meta". Values stay parameters, but have no gradient. The model then loads
     state dicts with cast weights (`weight` with `weight_scale_inv` or `weight_scale`) and with plain weights. Its own
     state dict has cast weights. A weight that another module shares is left. `filter` is as in `to_fp8_training`. A

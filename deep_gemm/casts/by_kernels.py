@@ -35,7 +35,7 @@ def has_kernels(x: Tensor) -> bool:
 
 
 def can_cast(x: Tensor, to: Target, groups: Tensor | None = None) -> bool:
-    """Tell whether a kernel can cast x to `to`: all of x, or the rows of groups. `groups`: their counts or ends."""
+    """Tell whether a kernel can cast x to `to`: all of x, or the rows of groups. `groups`: counts or ends of groups."""
     blocks = to.format.blocks if groups is None else BLOCKS_OF_GROUPS
     return (to.block in blocks or not to.block) and has_kernels(x) and (groups is None or len(groups) <= MAX_GROUPS)
 
@@ -104,7 +104,7 @@ def cast_tensor_of(x: Tensor, to: Target, given: Tensor | None) -> tuple[Tensor,
 
 @torch.no_grad()
 def cast_groups_of(x: Tensor, ks: Sequence[int], to: Target) -> Quantized:
-    """Cast groups of columns on a GPU. One tensor has the values of all groups, and one the scales."""
+    """Cast groups of columns on a GPU. One tensor has the values of all groups, and another the scales."""
     m, is_transposed = x.shape[0], lies_transposed(x)
     x = with_rows(x.t()).t() if is_transposed else with_rows(x)
     values = empty_values((x.numel(),), x)

@@ -21,12 +21,12 @@ struct DepthsCastParams {
   uint32_t x_pitch, ds_pitch;   // in bytes
   uint32_t stride_of_block, activated_stride_of_block, scales_stride_k;  // of scales; successive rows are adjacent
   uint32_t rows, k;             // the most rows of all groups; columns of x
-  uint32_t room, num_groups;    // the sum of depths that fits into the outputs; groups
+  uint32_t room, num_groups;    // the sum of depths that fits into the outputs; number of groups
   uint32_t tiles, reciprocal;   // tiles of columns: see BlockOfRows
   uint32_t gradient_tiles;      // the number of tiles of the gradient: these tiles are first, before the activation's
-  float limit;                  // gate is clamped to at most this, up to +-this
+  float limit;                  // the upper limit of gate, and of the magnitude of up
 };
-#include "depths_cast_params_layout.cuh"  // asserts the layout of core/params.py
+#include "depths_cast_params_layout.cuh"  // asserts that core/params.py has the same layout
 
 constexpr uint32_t kDepthMultiple = 16;
 
@@ -75,7 +75,7 @@ DEVICE Group group_of(const DepthsCastParams& p, GroupStorage& shared, uint32_t 
       tiles += warp < thread / 32 ? of_warp.x : 0, depth += warp < thread / 32 ? of_warp.y : 0;
       tiles_before += of_warp.x, depth_before += of_warp.y;
     }
-    const bool has_room = depth + own_depth <= p.room;  // with wrong ends too, no write may leave the outputs
+    const bool has_room = depth + own_depth <= p.room;  // even with wrong ends, no write may be outside the outputs
     if (tile >= tiles && tile - tiles < own_tiles && has_room)
       ptx::st_shared_v4_b32(&shared.group, first_row, rows, depth, (tile - tiles) * kBlock);
     ptx::syncthreads();

@@ -33,7 +33,7 @@ class Source(Enum):
     SILU = "columns_of_silu", True
     """s = silu(gate) * up, and the gradient of gate and up. The gradient is cast along rows too."""
     SILU_AT_ONCE = "columns_of_silu_at_once", True
-    """As SILU, if gate and up each have a multiple of 128 columns: each of their elements is loaded only once."""
+    """Like SILU, if gate and up each have a multiple of 128 columns: each of their elements is loaded only once."""
     SILU_ROWS = "rows_of_silu", True
     """The gradient of gate and up, and s times the weight of its row, only along rows and in BF16."""
 
@@ -113,7 +113,7 @@ class DepthsCast(NamedTuple):
     x: Tensor
     """`[tokens, k]`; with `ds`, BF16 `[rows, k]`: gate and up side by side."""
     ends: Tensor
-    """int32 `[groups]`: the row behind each group's last. Groups follow each other without gaps."""
+    """int32 `[groups]`: the index behind each group's last row. Groups follow each other without gaps."""
     rows: int
     """The most rows of all groups together."""
     token_of: Tensor | None = None
@@ -168,7 +168,7 @@ def room_of(rows: int, groups: int) -> tuple[int, int]:
 
 
 def tiles_of(p: DepthsCast) -> tuple[int, int]:
-    """Count tiles of columns: (of x or of the gradient of gate and up, of the activation or of all three at once)."""
+    """Count tiles of columns: tiles of x or of the gradient; and tiles of the activation, or of all three together."""
     k = p.x.shape[1]
     if config_of(p).source in (Source.SILU_AT_ONCE, Source.SILU_ROWS):
         return 0, ceil_div(k // 2, SCALE_BLOCK)

@@ -22,13 +22,13 @@ struct CastParams {
   uint32_t m, k;  // rows of x, and columns that are cast
   uint32_t block_reciprocal;  // of ceil(k / kBlock): see BlockOfRows
   uint32_t num_groups, alignment, topk;
-  float min_amax;       // a smaller largest magnitude of a block is replaced by this
-  float limit;          // gate is clamped to at most this, up to +-this
+  float min_amax;       // the largest magnitude of a block is raised to at least this
+  float limit;          // the upper limit of gate, and of the magnitude of up
   uint32_t gating;      // 0: silu(gate) * up without limit and row_weights; 1: SwiGLU; 2: SiTU
   uint32_t rounds_up;   // scales are powers of two
   float alpha, beta, alpha_reciprocal, beta_reciprocal;  // of the activation
 };
-#include "cast_params_layout.cuh"  // asserts the layout of core/params.py
+#include "cast_params_layout.cuh"  // asserts that core/params.py has the same layout
 
 // Up to kRows rows of a group: from `row` to `end`.
 struct Unit {

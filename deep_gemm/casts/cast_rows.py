@@ -180,7 +180,7 @@ def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
 
 def reachable_cast() -> list[CastConfig]:
     """List every configuration of `cast_rows` that a cast may choose."""
-    plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)  # casts of plain rows have no ends
+    plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)  # plain rows are never cast by ends
     kinds = [(activates, groups, False) for activates, some in ((False, plain), (True, silu)) for groups in some]
     kinds += [(False, Groups.NONE, True)]
     rows = [(dtype, is_aligned, is_few) for dtype in INPUTS for is_aligned in (True, False) for is_few in (True, False)]
@@ -221,7 +221,7 @@ class RowCast(NamedTuple):
     to: Target = PER_ROW
     """The result of the cast of a row: its columns under a scale, and its format."""
     gating: Gating | None = None
-    """The activation: if not None, activated gate and up are cast, not x itself."""
+    """The activation of gate and up; None casts x itself."""
     row_weights: Tensor | None = None
     """FP32 `[m]`: factors of activated rows."""
     counts: Tensor | None = None
@@ -239,12 +239,12 @@ class RowCast(NamedTuple):
 
     @property
     def sizes(self) -> Tensor | None:
-        """The counts or the ends of groups: the kernel reads either by this name."""
+        """The counts or the ends of groups, by the name of the kernel's parameter."""
         return self.ends if self.counts is None else self.counts
 
 
 def run(p: RowCast, *, is_dependent: bool = False) -> None:
-    """Cast on the GPU of x. `is_dependent`: as for `Kernel.run`."""
+    """Cast on the GPU of x. `is_dependent`: as in `Kernel.run`."""
     if p.x.numel() == 0 or p.values.numel() == 0:
         return
     device = p.x.get_device()
@@ -328,7 +328,7 @@ def gating_values(gating: Gating, *, is_weighted: bool = False) -> dict[str, Any
     return {
         "limit": math.inf if gating.limit is None else gating.limit,
         "alpha": gating.alpha,
-        "beta": gating.beta or -0.0,  # changes no sum, not even a zero's sign
+        "beta": gating.beta or -0.0,  # adding -0.0 changes no number, not even a zero's sign
         "alpha_reciprocal": 1 / gating.alpha,
         "beta_reciprocal": 1 / gating.beta if gating.beta else 0.0,
         "gating": 2 if gating.name == "situ" else int(gating != Gating() or is_weighted),

@@ -3,7 +3,7 @@
 // A CTA casts one tile. It issues all its loads before it uses the first.
 #pragma once
 #include "cast/tile.cuh"
-#include "tile_cast_params_layout.cuh"  // asserts the layout of core/params.py
+#include "tile_cast_params_layout.cuh"  // asserts that core/params.py has the same layout
 
 using SharedStorage = TileStorage;
 static_assert(sizeof(SharedStorage) == kSharedBytes, "TileCastConfig.shared_bytes and TileStorage differ");

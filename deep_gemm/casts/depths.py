@@ -104,7 +104,7 @@ def cast_silu_gradient(
     `h`: BF16 `[rows, 2 i]`, gate first. `ds`: BF16 `[rows, i]`, the gradient of s without the rows' FP32 weights; None
     if only s is needed. Every step is rounded to FP32, and numbers to cast are rounded to BF16. `limit` is as in
     `silu_mul_cast_to_fp8`. Rows behind the last end may have any content, and their results are undefined. A GPU adds
-    up a weight's gradient in an order of its own, but always in the same one. Without `scaled`, results are BF16.
+    up a weight's gradient in its own order, which is always the same. Without `scaled`, results are BF16.
     """
     said = limit, gradient_too, activation_too, scaled
     return run(SILU, (h, ds, groups, row_weights), said)  # type: ignore[no-any-return]

@@ -42,7 +42,7 @@ def per_token_cast_to_fp4(
     if x.dim() < 2 or x.shape[-1] % 2:
         raise ValueError(f"x: expected shape (..., m, k) with an even k, got {tuple(x.shape)}")
     if use_packed_ue8m0 and not use_ue8m0:
-        raise ValueError("use_packed_ue8m0: expected use_ue8m0 with it")
+        raise ValueError("use_packed_ue8m0: expected use_ue8m0 with packed scales")
     to = Target(1, gran_k, use_ue8m0, format=FP4)
     values, scales = cast_blocks(x, to) if is_dispatched(x) else cast_checked(x, to)
     return values.view(torch.int8), packed_rows(scales) if use_packed_ue8m0 else scales

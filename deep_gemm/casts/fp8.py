@@ -51,7 +51,7 @@ def per_token_cast_to_fp8(
     scales have the layout of `get_mn_major_tma_aligned_tensor`, which products load directly. With `masked_m`, int32
     `[groups]` for x `[groups, m, k]`, only the first `masked_m[g]` rows of each group are cast. The other rows may have
     any content, and their results are undefined (on the CPU zeros with scale 1). As in every cast, `use_ue8m0` rounds
-    scales up to powers of two, and `min_amax` is the lowest value of a block's largest magnitude. With
+    scales up to powers of two, and `min_amax` replaces smaller values of a block's largest magnitude. With
     `use_packed_ue8m0` too, scales are int32 `[..., m, ceil(k / gran_k / 4)]` with four exponents each
     (`pack_ue8m0_to_int`); with `mn_major`, in the layout of `get_mn_major_tma_aligned_packed_ue8m0_tensor`. `gran_k=0`
     means all columns: scales are `[..., m, 1]` and never packed. On a Hopper GPU, a kernel casts if 32, 64, 128 or all
@@ -101,7 +101,7 @@ def per_rows(
 ) -> Target:
     """Make the target of `per_token_cast_to_fp8`."""
     if use_packed_ue8m0 and gran_k == 0:
-        raise ValueError("use_packed_ue8m0: expected gran_k above 0 with it, got 0: a row's only scale fills no word")
+        raise ValueError("use_packed_ue8m0: expected gran_k above 0, got 0: a row's only scale does not fill a word")
     return Target(1, granularity(gran_k, 0), use_ue8m0, min_amax, mn_major, use_packed_ue8m0)
 
 

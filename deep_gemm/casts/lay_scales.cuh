@@ -22,7 +22,7 @@ struct ScalesParams {
   uint32_t reads_along_m;
   uint32_t are_words;
 };
-#include "scales_params_layout.cuh"  // asserts the layout of core/params.py
+#include "scales_params_layout.cuh"  // asserts that core/params.py has the same layout
 
 constexpr uint32_t kEach = kRows * kBlocks / kNumThreads;  // elements of a thread
 

@@ -50,7 +50,7 @@ FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK)
 FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False, "e2m1")
 """E2M1, two values in a byte."""
 MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False, "e2m1")
-"""E2M1, with scales that leave quotients up to 7. From 6 to 7 they become 6: a next value would be 8, not nearer."""
+"""E2M1, with scales for quotients up to 7. Quotients above 6 become 6: the next value, 8, would not be nearer."""
 BF16 = Format("bf16", 0.0, torch.bfloat16, 1, (SCALE_BLOCK,), True, "bf16")
 """BF16 numbers, without scales."""
 
@@ -66,7 +66,7 @@ class Target:
     use_ue8m0: bool = False
     """Scales are powers of two."""
     min_amax: float = 0.0
-    """The lowest value of a block's largest magnitude: a smaller one is replaced by this."""
+    """A block's largest magnitude is raised to at least this."""
     mn_major: bool = False
     """Scales have the layout that products load."""
     packs: bool = False

@@ -128,7 +128,7 @@ def _show_speed(console: Console) -> bool:
         console.print(failure, style="red", markup=False)
     console.print(
         "\ncuBLASLt: torch._scaled_mm with one scale for each tensor, which is less work.\n"
-        "us: median time between two events around a call. A ratio below 1 means less time.\n"
+        "us: median time between events around a call. A ratio below 1 means less time.\n"
         "error: relative to the FP64 product of the same FP8 numbers.",
         style="dim",
     )
@@ -172,7 +172,7 @@ def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def _exact(operand: Quantized) -> Tensor:
-    """Convert values and scales to FP64, by numbers that are rounded once to FP32."""
+    """Multiply values by scales. Each number is rounded once to FP32, and returned as FP64."""
     return cast_back_from_fp8(*operand).double()
 
 

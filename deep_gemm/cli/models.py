@@ -48,7 +48,7 @@ class Weight(NamedTuple):
     """True if D is FP32."""
     rows_per_token: int = 1
     is_gated: bool = False
-    """True for gate and up of experts: with many rows, the product itself may activate."""
+    """True for gate and up of experts: with many rows, their product may also compute the activation."""
     is_fp4: bool = False
     has_row_scales: bool = False
     """True if each whole row of FP8 has a scale, as in llm-compressor's FP8_DYNAMIC and in ModelOpt's FP8."""

@@ -174,7 +174,7 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List the configurations that experts across the GPUs of a node run for m rows."""
     outputs, depths = [_plain(weight, ENDS)], [weight.k]
-    if m < MANY_ROWS or weight.is_fp4:  # for few rows with scales of tensors, and FP4 with FP32 scales
+    if m < MANY_ROWS or weight.is_fp4:  # needed for few rows with scales of tensors, and for FP4 with FP32 scales
         outputs.append(_plain(weight, IDS))
     if weight.is_fp4 and not weight.is_gated:
         outputs.append(rows_to_addresses.OUTPUTS[PER_ROW, MX])

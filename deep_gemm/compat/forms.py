@@ -109,7 +109,7 @@ def accepts_names(**synonyms: str) -> Callable[[Callable[P, R]], Callable[P, R]]
 
 
 def _shown_as(call: Any, function: Callable[..., Request], returned: str, decorate: object = None) -> Any:
-    """Set the signature of `call`: its function's, with another result. `like` reads the attribute `decorate`."""
+    """Set the signature of `call` to its function's, with another result. `like` reads the attribute `decorate`."""
     call.__signature__ = inspect.signature(function).replace(return_annotation=returned)
     call.__annotations__ = {**function.__annotations__, "return": returned}
     call.decorate = decorate

@@ -62,7 +62,7 @@ class Function:
     has_gradient: Callable[..., bool] = lambda *operands: False
     """`has_gradient(*operands)` tells whether the operator must compute the call, so that autograd sees it."""
     free: Sequence[Free] = ()
-    """For each tensor, the sizes and strides that may differ between calls of one record. No entry means none."""
+    """The sizes and strides of each tensor that may differ between calls of one record; a missing entry has none."""
     outputs: int = 0
     """Number of tensors that a call writes: the last ones. They share no memory with other tensors."""
     numbers: int | None = None
@@ -82,7 +82,7 @@ class Kept(Records):
         self._tries: dict[Key, int] = {}
 
     def is_worth_a_try(self, name: Any) -> bool:
-        """Tell whether to try to record a call with this name. The more tries have failed, the rarer the next ones."""
+        """Tell whether to try to record a call with this name. After failures, the answer is rarely True."""
         tries = self._tries.get(name, 0)
         put(self._tries, name, tries + 1, MOST_RECORDS)
         return (tries & (tries - 1)) == 0  # 0, 1, 2, 4, 8, ...
@@ -255,7 +255,7 @@ def _with(operand: Any, instead: Callable[[Tensor], Any]) -> Any:
 
 
 def _assembled(made: Any, leaves: list[Shadow]) -> Callable[[Sequence[Tensor]], Any] | None:
-    """Append a result's tensors to `leaves`. Return a function that makes the result of such a list; None for None."""
+    """Append a result's tensors to `leaves`. Return a function that makes the result from such a list, or None."""
     if isinstance(made, Shadow):
         place = len(leaves)
         leaves.append(made)

@@ -220,7 +220,7 @@ class Kernel(Generic[C]):
 
     def fits(self, config: C, device: int) -> bool:
         """Tell whether a cluster of this configuration fits on a device, which must be the current one."""
-        self.launcher(config, device, get_pdl())  # first permits clusters of more than 8 CTAs
+        self.launcher(config, device, get_pdl())  # a launcher first permits clusters of more than 8 CTAs
         return driver.clusters_at_once(self.loaded(config, device), config.num_threads, config.cluster_size) > 0
 
     def run(self, config: C, values: Mapping[str, Any], grid: Any, device: int, *, is_dependent: bool = False) -> None:

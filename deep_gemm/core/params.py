@@ -37,7 +37,7 @@ class Field(NamedTuple):
     kind: Kind
     length: int = 1
     of_base: int = 1
-    """Alignment of a struct within the struct, on its first member and on the member behind it, since it is padded."""
+    """Alignment of a nested struct, for its first member and for the member behind it (the nested struct is padded)."""
 
     @property
     def num_bytes(self) -> int:

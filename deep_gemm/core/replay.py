@@ -230,7 +230,7 @@ class Ready(NamedTuple):
     params: bytes
     grid: int
     words: Sequence[tuple[int, From, int, int]]
-    """For each address: its index among 64-bit words, its base and tensor, and the bytes behind the tensor's begin."""
+    """For each address: its index among 64-bit words, its base and tensor, and its bytes behind the tensor's start."""
     maps: Sequence[tuple[int, TensorMap, From, int, int]]
     """Maps to encode at each launch, if their first word is not the address: byte, map, base, tensor, bytes behind."""
 

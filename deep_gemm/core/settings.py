@@ -207,8 +207,8 @@ def set_ignore_compile_dims(ignore: bool) -> None:
 
 
 def set_block_size_multiple_of(value: int | tuple[int, int]) -> None:
-    """Do nothing with the multiple, or the two multiples, that are wanted for sizes of tiles. Callers see no shape or
-    layout that depends on tiles.
+    """Check `value`, one or two divisors of the sizes of tiles, and ignore it: no shape or layout that callers see
+    depends on tiles.
     """
     numbers = value if isinstance(value, tuple | list) else (value, value)
     if len(numbers) != 2:
@@ -251,7 +251,7 @@ def get_batch_invariant() -> bool:
 
 
 def use_deterministic_algorithms(enabled: bool) -> None:
-    """Choose whether equal BF16 products must return equal bits, and whether a row's bits may not depend on m. The
+    """Choose whether equal BF16 products must return equal bits, and whether a row's bits must not depend on m. The
     default is True.
 
     False permits faster kernels, but today the kernels are the same. `set_batch_invariant(True)` requires equal bits

@@ -24,7 +24,7 @@ def cuda_sources() -> dict[str, str]:
 
 
 def include_name(path: Path) -> str:
-    """Return the name to include a source by: "work/dense.cuh" for gemm/work/dense.cuh."""
+    """Return the name by which a source is included: "work/dense.cuh" for gemm/work/dense.cuh."""
     return "/".join(path.relative_to(PACKAGE).parts[1:])
 
 

@@ -1,4 +1,4 @@
-"""Hooks around SGLang's layers. sglang.py registers the hooks. This module needs SGLang for its import."""
+"""Hooks around SGLang's layers. sglang.py registers the hooks. Importing this module needs SGLang."""
 
 from __future__ import annotations
 

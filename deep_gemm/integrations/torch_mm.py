@@ -1,4 +1,4 @@
-"""A mode in which torch multiplies BF16 matrices by this package: the bits of a row do not depend on the batch.
+"""A mode in which this package computes torch's BF16 matrix products: the bits of a row do not depend on the batch.
 
     with batch_invariant_mm():
         logits = model(tokens)

@@ -1,4 +1,4 @@
-"""Layers that vLLM may choose. vllm.py offers the layers. This module needs vLLM for its import."""
+"""Layers that vLLM may choose. vllm.py offers the layers. Importing this module needs vLLM."""
 
 from __future__ import annotations
 

@@ -678,11 +678,11 @@ def test_all_layers_of_compressed_tensors_are_converted_or_none() -> None:
         return lambda layer: setattr(layer, name, torch.nn.Parameter(x, requires_grad=False))
 
     refused(lambda _: None, "left by the filter", filter=lambda name, _: name == "down")
-    refused(hold("weight_zero_point", torch.zeros(1)), "its forward is another")
-    refused(hold("weight", torch.zeros(INTER, HIDDEN)), "its forward is another")  # after the first forward
+    refused(hold("weight_zero_point", torch.zeros(1)), "its forward is replaced")
+    refused(hold("weight", torch.zeros(INTER, HIDDEN)), "its forward is replaced")  # after the first forward
     refused(hold("weight_scale", torch.ones(3)), r"weight_scale: expected a scale for each of 272 rows or for all")
     refused(hold("weight_scale", torch.ones(INTER, 9)), "weight_scale: expected shape")
-    refused(lambda layer: setattr(layer, "forward", functools.partial(layer.forward)), "its forward is another")
+    refused(lambda layer: setattr(layer, "forward", functools.partial(layer.forward)), "its forward is replaced")
 
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.o_proj", "re:.*k_proj$"]}

@@ -42,7 +42,7 @@ DEVICE void for_each_row(const DepthsCastParams& p, const Group& group, const Ti
 DEVICE void cast_gradient(const DepthsCastParams& p, Storage& shared, const Group& group, uint32_t block) {
   Tile tile = tile_of(group, block * kBlock);
   const uint32_t half = p.k / 2;
-  const bool is_up = tile.column + column_of(tile.lane, 0) >= half;  // then all columns of the lane are
+  const bool is_up = tile.column + column_of(tile.lane, 0) >= half;  // equal for all columns of the lane
   for_each_row(p, group, tile, is_up ? tile.column - half : tile.column, [&](uint32_t i, uint32_t row, const GatesOfRow& of_row) {
     const float weight = weight_of(p, group, row);
     store_elements(tile.pieces[i], [&](uint32_t e) {

@@ -1,4 +1,4 @@
-// Casts tokens: the row of a route is its token, times the row's weight if kIsWeighted.
+// Casts tokens: a row of a group is the token of its route, times the row's weight if kIsWeighted.
 #pragma once
 
 using Storage = TileStorage;

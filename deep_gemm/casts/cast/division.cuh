@@ -16,7 +16,7 @@ struct Divisor {
 
 DEVICE float significand_of(float scale) { return ptx::float_of((ptx::bits_of(scale) & 0x7fffff) | 0x3f800000); }
 
-// The scale that divides `amax`, the elements' largest magnitude, to `largest`. A smaller `amax` becomes `min_amax`.
+// The scale by which `amax`, the elements' largest magnitude, becomes `largest`. `amax` is at least `min_amax`.
 DEVICE float scale_of(float amax, float min_amax, bool rounds_up, float largest = kLargest) {
   amax = amax < min_amax ? min_amax : amax;
   // The quotient is amax / largest, rounded as by a division. Only quotients below kLeastScale may differ.
@@ -45,9 +45,9 @@ DEVICE bool is_ordinary(Divisor d) { return d.scale >= 0x1p-90f; }
 
 // x / scale, rounded as by a division, for |x| <= 448 * scale (6 * scale in FP4, whose ties are ties of FP8). Zeros
 // keep their signs. NaN and infinities become NaN. `guess` is wrong by at most two units in the last place; `excess` is
-// exact. One step yields the division's quotient wherever FP8 rounds differently on its two sides. (The test of hard
-// quotients has all near cases.) `excess` may underflow if the scale is tiny. So without kIsOrdinary, x and scale are
-// first multiplied by a power of two that makes the scale a significand. Then an underflow is zero in FP8 too.
+// exact. One step yields the division's quotient wherever a slightly different one may become another FP8 number.
+// (The test of hard quotients has all such cases.) `excess` may underflow if the scale is tiny. So without kIsOrdinary,
+// x and scale are first multiplied by a power of two that makes scale a significand. Then an underflow is zero in FP8.
 template <bool kIsOrdinary>
 DEVICE float quotient_of(float x, Divisor d) {
   if constexpr (!kIsOrdinary) {

@@ -19,14 +19,14 @@ struct TileCastParams {
   const uint8_t* x;
   uint8_t *values, *columns;
   uint8_t *scales, *column_scales;
-  const float* column_amaxes;  // [k]: in each tile, a smaller amax of a column is replaced by this; or nullptr
+  const float* column_amaxes;  // [k]: each tile raises a column's amax to at least this; or nullptr
   // Pitches in bytes: from row to row of x, of values and of columns (a row of columns is a column of x); of scales by
   // row or column, and by block of 128. They have 32 bits, so that an address needs one instruction.
   uint32_t x_pitch, values_pitch, columns_pitch;
   uint32_t scales_stride_m, scales_stride_k, column_scales_stride_m, column_scales_stride_k;
   uint32_t m, k;
   uint32_t block_reciprocal;  // of ceil(k / 128): see BlockOfRows
-  float min_amax;       // a smaller largest magnitude under a scale is replaced by this
+  float min_amax;       // the largest magnitude under a scale is raised to at least this
   uint32_t rounds_up;  // scales are powers of two
 };
 
@@ -38,7 +38,7 @@ constexpr uint32_t kNumWarps = kNumThreads / 32;
 constexpr uint32_t kParts = kBlock / kScaleBlock;  // parts of a tile's rows, or columns, with separate scales
 constexpr uint32_t kColumnScales = ceil_div(kBlock * kParts, kNumThreads);  // column scales that a thread computes
 constexpr uint32_t kWarpsOfPart = kNumWarps / kParts;
-// The number of blocks of a lane's elements, and of a team's lanes with elements of one block.
+// The number of blocks in which a lane has elements, and of a team's lanes with elements in one block.
 constexpr uint32_t kBlocksOfLane = kVector == 1 ? kParts : 1;
 constexpr uint32_t kLanesOfBlock = kVector == 1 ? kLanes : kScaleBlock / kVector;
 static_assert(kTeamRows == 8 || kTeamRows == 16, "a thread's bytes of a column are one or two chunks of 8");
@@ -231,7 +231,7 @@ DEVICE void store_tile(const TileCastParams& p, const Tile& tile, DivisorOf divi
 // A team's bytes of a column are in piece `team ^ swizzle`, which differs between lanes (columns kVector apart).
 DEVICE uint32_t swizzle_of(uint32_t column) { return column / kVector % kTeams; }
 
-// Stores columns in shared memory. `divisor_of_element(e)` returns the divisor of a thread's elements `e`, a column.
+// Stores columns in shared memory. `divisor_of_element(e)` returns the divisor of a thread's elements `e` (a column).
 template <bool kIsOrdinary, typename DivisorOf>
 DEVICE void transpose(TileStorage& shared, const Tile& tile, DivisorOf divisor_of_element) {
 #pragma unroll

@@ -183,7 +183,7 @@ def scales(
     also: tuple[torch.dtype, ...] = (),
     hint: str = "",
 ) -> Tensor:
-    """Check the scales of a matrix `[outer, k]`: one for `rows` x `columns` values. Transpose `transposed` ones back.
+    """Check the scales of a matrix `[outer, k]`, one for `rows` x `columns` values. If `transposed`, transpose them.
 
     Scales are FP32 or have a type in `also`. The error ends with `hint` if `sf` has a scale for 128 columns of a row.
     """

@@ -117,7 +117,7 @@ def pitch_of_scales(mn: int) -> int:
     >>> pitch_of_scales(33)
     36
     """
-    return (mn + (SCALES_ALIGNMENT - 1)) // SCALES_ALIGNMENT * SCALES_ALIGNMENT  # in this form for symbolic sizes
+    return (mn + (SCALES_ALIGNMENT - 1)) // SCALES_ALIGNMENT * SCALES_ALIGNMENT  # symbolic sizes need this form
 
 
 def is_mn_major_tma_aligned(sf: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Tells when torch must see a call as an operator, and which tensors have no memory.
 
 A call launches its kernel directly, unless torch traces the call or something observes torch's operators. Then the call
-uses an operator of `torch.ops.deep_gemm` (ops.py). The operator's fake kernel makes the same checks without memory.
+uses an operator of `torch.ops.deep_gemm` (ops.py). The operator's fake kernel makes the same checks, without data.
 """
 
 from __future__ import annotations

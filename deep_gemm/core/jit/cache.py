@@ -39,7 +39,7 @@ SHIPPED = "hopper_gemm_cache"
 """The module of a wheel whose folder holds compiled kernels (`python -m lab ship kernels` makes the wheel)."""
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _FRESH_S = 3600.0
-"""The time of a load is stored only if the last stored time is older, so that most loads write nothing."""
+"""A load stores its time only if the last stored time is older than this, so that most loads write nothing."""
 
 
 def kernel_key(
@@ -205,7 +205,7 @@ def why_untrusted(state: os.stat_result, package: os.stat_result | None = None) 
     """Return why a file or folder with this state must not be loaded; None if it may be.
 
     Root's files are trusted, as in a container image, because root can write anywhere anyway. `package` is the state of
-    a file of the package. Its owner and writers are trusted too: who can change the package's code needs no kernel.
+    a file of the package. Its owner and writers are trusted too: they can change the package's code anyway.
     """
     owners, writers = {os.geteuid(), 0}, stat.S_IWGRP | stat.S_IWOTH
     if package is not None:

@@ -182,7 +182,7 @@ def _nvrtc() -> Any:
     try:
         major, minor = _checked(nvrtc.nvrtcVersion())
     except (RuntimeError, OSError) as error:
-        why = " ".join(str(error).split())  # the bindings' text has several lines, the doctor's nine
+        why = " ".join(str(error).split())  # joined, because the bindings' text has several lines
         raise _missing(wanted, f"{found}, but no NVRTC library for it ({why})", bindings_major) from error
     # Both are compared: bindings 12.9 load an NVRTC 13 if they find one.
     if wanted is not None and (wanted, wanted) != (bindings_major, major):

@@ -2,7 +2,7 @@
 
 Among processes it is the operating system's lock on a file, which ends with its process, however the process ends. A
 forked child does not inherit this kind of lock, and network file systems support it. If a file cannot be locked, or
-its holder never ends, several builders compile the same kernel. This costs only time, since files are renamed at last.
+its holder never ends, several builders compile the same kernel. This only costs time: finished files are renamed.
 """
 
 from __future__ import annotations
