@@ -1,4 +1,4 @@
-"""Errors other than wrong arguments: one type for each remedy that a caller has.
+"""Errors other than wrong arguments. Each type of error has its own remedy.
 
 A call allocates memory through torch. If torch has no memory left, it raises `torch.OutOfMemoryError`.
 """

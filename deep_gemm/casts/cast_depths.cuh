@@ -19,7 +19,7 @@ struct DepthsCastParams {
   uint8_t *activated, *activated_scales;  // the transposed activation
   float* sums;                  // [tiles of the activation's columns, rows]
   uint32_t x_pitch, ds_pitch;   // in bytes
-  uint32_t stride_of_block, activated_stride_of_block, scales_stride_k;  // of scales; successive rows are adjacent
+  uint32_t stride_of_block, activated_stride_of_block, scales_stride_k;  // of scales, in bytes
   uint32_t rows, k;             // the most rows of all groups; columns of x
   uint32_t room, num_groups;    // the sum of depths that fits into the outputs; number of groups
   uint32_t tiles, reciprocal;   // tiles of columns: see BlockOfRows

@@ -1,4 +1,4 @@
-"""The kernel of casts/cast_depths.cuh, which casts columns within groups of rows: configurations, choice, launch."""
+"""The kernel of casts/cast_depths.cuh, which casts columns within groups of rows: its configurations and launch."""
 
 from __future__ import annotations
 

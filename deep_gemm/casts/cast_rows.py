@@ -1,4 +1,4 @@
-"""The kernel of casts/cast_rows.cuh, which casts rows: its configurations, its choice, and its launch."""
+"""The kernel of casts/cast_rows.cuh, which casts rows: its configurations, the choice of one, and its launch."""
 
 from __future__ import annotations
 

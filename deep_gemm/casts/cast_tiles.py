@@ -1,4 +1,4 @@
-"""The kernel of casts/cast_tiles.cuh, which casts tiles: its configurations, its choice, and its launch."""
+"""The kernel of casts/cast_tiles.cuh, which casts tiles: its configurations, the choice of one, and its launch."""
 
 from __future__ import annotations
 

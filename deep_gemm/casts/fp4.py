@@ -98,7 +98,7 @@ def _exponents(scales: Tensor, largest: Tensor) -> Tensor:
 def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_packed_ue8m0: bool = False) -> Tensor:
     """Convert FP4 values `[..., m, k / 2]` and their scales back to FP32 numbers `[..., m, k]`.
 
-    Scales are as in `cast_back_from_fp8`, or exponents as `quantize_mxfp4` returns.
+    Scales are as in `cast_back_from_fp8`, or exponents as returned by `quantize_mxfp4`.
 
     >>> cast_back_from_fp4(*per_token_cast_to_fp4(torch.tensor([[12.0, -6.0, 1.0, 0.0]]))).tolist()
     [[12.0, -6.0, 1.0, 0.0]]

@@ -178,7 +178,7 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
 ) -> Tensor:
     """Pack scales of groups along k as UE8M0 words in an m-major layout. No int32 spans two groups.
 
-    `sf` is FP32 `[sum(ceil(k_g / gran_k)), mn]`, as `per_channel_cast_to_fp8` returns. The result is int32
+    `sf` is FP32 `[sum(ceil(k_g / gran_k)), mn]`, as from `per_channel_cast_to_fp8`. The result is int32
     `[sum(ceil(k_g / (4 gran_k))), mn]`, with a pitch that is a multiple of 16 bytes. `ks_cpu` has the groups' k, which
     are multiples of `k_alignment`. If `ks_cpu` is None, the host waits for `grouped_layout`, int32 `[groups]`, which
     has the groups' k or, with `use_psum_layout`, their ends. `use_padded_sf_layout` must be False.

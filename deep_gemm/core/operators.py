@@ -38,7 +38,7 @@ def register_at_need(module: str) -> None:
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("__"):
                 import_module(module)  # a thread already inside this import sees only the operators made until then
-            # Returns the same packet each time, because torch counts operations by packet.
+            # Return the same packet each time, because torch counts operations by packet.
             return vars(self).get(name) or super().__getattr__(name)
 
         def __dir__(self) -> list[str]:
@@ -89,7 +89,7 @@ def operators(
     has_gradients: bool = False,
     flops: Flops = None,
 ) -> None:
-    """Make an operator whose kernels get all arguments by name, with defaults filled in; a schema with `<>` makes two.
+    """Make an operator whose kernels get all arguments by name, with defaults filled in. A schema with `<>` makes two.
 
     `f(Tensor x<, Tensor(d!) d>) -> Tensor` makes `f`, which returns D, and `f.into`, which writes a caller's D. Kernels
     of `f` get `d=None`. Kernels get an operand `x` and its scales `sfx` as a pair, or `x` alone if `sfx` is None, and

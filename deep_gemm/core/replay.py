@@ -143,7 +143,7 @@ class Records:
 
 @cache
 def bits_of(free: tuple[Free, ...]) -> bytes:
-    """Pack the free sizes and strides of each tensor as bits of two bytes, which replay.c reads."""
+    """Pack each tensor's free sizes into the bits of one byte, and its free strides into another, for replay.c."""
     return bytes(sum(1 << i for i in each) for of_tensor in free for each in of_tensor)
 
 

@@ -526,7 +526,7 @@ class Shadow:
         """Tell whether elements follow each other in order."""
         step: Any = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if stride != step and size != 1:  # an equal stride adds no condition on the size
+            if stride != step and size != 1:  # the size is compared only if strides differ
                 return False
             step = size * step
         return True

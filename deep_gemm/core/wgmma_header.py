@@ -127,7 +127,7 @@ def _of_registers(n: int, depth: int) -> str:
 
 
 def _products(n: int, b: Values, are_mn_major: tuple[bool, bool] | None = None) -> str:
-    """Define a wrapper of a WGMMA with n rows of B, and of four. BF16 needs `are_mn_major`; its four may add to d."""
+    """Define wrappers of one and of four WGMMAs with n rows of B. For BF16, pass `are_mn_major`; four may add to d."""
     b = VALUES[VALUES.index(b)]  # the name becomes code, so only a known type may pass
     a, depth = (E4M3, WGMMA_K) if are_mn_major is None else (BFLOAT16, WGMMA_K // 2)
     words = _operands(n) | {

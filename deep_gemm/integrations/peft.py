@@ -39,7 +39,7 @@ class LoraFrozenLinear(Linear):
         """Refuse to merge, and tell how to merge in BF16."""
         raise NotImplementedError(
             "merge: expected weights in BF16, got FP8, which rounds most of a small adapter away: save it, load it "
-            "beside the model in BF16, PeftModel.from_pretrained(model, folder).merge_and_unload(), and convert that"
+            "with the BF16 model, call PeftModel.from_pretrained(model, folder).merge_and_unload(), and convert again"
         )
 
     def _get_in_out_features(self, module: Any) -> tuple[int, int]:
