@@ -154,7 +154,7 @@ def _to_training(model: Module, filter: Filter | None, products: str, **said: An
             vars(layer).update(said)
 
     know_shardings()
-    # With FSDP2 and tensor parallelism, a layer's weight is a DTensor, or the local tensor while it computes.
+    # A DTensor is accepted: FSDP2 and tensor parallelism pass a layer the weight with which it computes.
     kinds = (Parameter, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", Parameter))
     return _convert(model, filter, takes, kinds, check, convert, products)
 

@@ -1,6 +1,6 @@
-// Casts the columns of groups of rows. Only the GPU knows the ends of groups. Stores each group's transposed values
-// [k, depth], with a scale for each column and 128 rows. A group's depth is its number of rows, rounded up to
-// kDepthMultiple. Groups have no gaps: a group's values begin at k * (the depths of earlier groups).
+// Casts the columns of groups of rows, whose ends only the GPU knows. Stores each group's transposed values [k, depth],
+// with a scale for each column and 128 rows. A group's depth is its number of rows, rounded up to kDepthMultiple.
+// Groups have no gaps: values begin at k * (earlier depths), and scales behind all earlier blocks of 128 rows.
 //
 // A CTA casts a 128x128 tile of a group (cast/tile.cuh). It reads all ends to find its group, so the host need not wait
 // for the ends: the host launches a CTA for each tile that the groups may have.

@@ -185,8 +185,8 @@ def per_tensor_cast_to_fp8(
 ) -> Quantized:
     """Cast with one scale for a whole tensor: its own scale, FP32 `[1]`, or a given scale, as in checkpoints.
 
-    A given `scale`, FP32 of one element, is also returned. Values are then x / scale for any scale. Larger quotients,
-    also infinite ones by a zero scale, become 448 with their sign. A NaN quotient or an infinite x becomes NaN.
+    A given `scale`, FP32 of one element, is also returned. Values are then x / scale for any scale. Quotients above
+    448, also infinite ones (x / 0), become 448 with their sign. A NaN quotient or an infinite x becomes NaN.
 
     >>> values, scale = per_tensor_cast_to_fp8(torch.tensor([[896.0, -448.0], [448.0, 0.0]]))
     >>> values.float().tolist(), scale.tolist()

@@ -19,7 +19,7 @@ from typing import Any
 from . import ptxas_log
 
 ARCH = "sm_90a"
-DEFAULT_OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # the last for lambdas
+DEFAULT_OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # makes unmarked lambdas device code
 
 
 class CompilerMissing(RuntimeError):  # noqa: N818  "CompilerMissingError" would say less
