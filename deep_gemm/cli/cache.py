@@ -85,7 +85,7 @@ def show(directory: Path, console: Console) -> None:
 
 
 def verify(directory: Path, console: Console, *, remove: bool) -> bool:
-    """Check every kernel's digest and name. Tell whether all kernels are sound, or the others are now removed."""
+    """Check every kernel's digest and name. `remove`: remove bad kernels. Tell whether all kernels left are sound."""
     found = entries(directory)
     bad = [entry for entry in found if entry.compiler is None]
     for entry in bad:
