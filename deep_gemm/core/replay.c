@@ -213,9 +213,9 @@ static int read_steps(Record* r, PyObject* steps) {
     }
     int reads = step->op == kSize || step->op == kStride;
     int64_t below = reads ? r->num_given : i;
-    if (step->a < 0 || step->a >= below) return malformed("a step reads no earlier value");
+    if (step->a < 0 || step->a >= below) return malformed("a step must read an earlier value");
     int64_t most = reads ? r->given[step->a].ndim : i;
-    if (step->b < 0 || step->b >= most) return malformed("a step reads no earlier value");
+    if (step->b < 0 || step->b >= most) return malformed("a step must read an earlier value");
   }
   return 0;
 }
@@ -262,7 +262,7 @@ static int read_conditions(Record* r, PyObject* conditions) {
 static int read_made(Record* r, PyObject* made) {
   for (Py_ssize_t i = 0; i < r->num_made; ++i) {
     PyObject* each = PyTuple_GetItem(made, i);
-    if (!is_tuple_of(each, 5)) return malformed("a result has sizes, strides, keywords and a view's two");
+    if (!is_tuple_of(each, 5)) return malformed("a result needs sizes, strides, keywords and a view");
     Made* m = &r->made[i];
     m->ndim = places(PyTuple_GetItem(each, 0), m->sizes, r->num_steps);
     if (m->ndim < 0) return -1;
@@ -342,7 +342,7 @@ static int read_launch(Record* r, PyObject* given, Launch* l) {
     Map* m = &l->maps[i];
     m->at = (uint32_t)place(each, 0, num_bytes - kMapBytes + 1);
     if (PyErr_Occurred() || read_address(r, PyTuple_GetItem(each, 1), &m->address) < 0) return -1;
-    if (m->at % kMapAlignment) return malformed("a map begins at a multiple of 64 bytes");
+    if (m->at % kMapAlignment) return malformed("a map must begin at a multiple of 64 bytes");
     m->type = (int32_t)integer(each, 2);
     m->swizzle = (int32_t)integer(each, 3);
     int rank = places(PyTuple_GetItem(each, 4), m->sizes, r->num_steps);
@@ -698,7 +698,7 @@ static PyObject* recall_from(PyObject* records, PyObject* free_dimensions, PyObj
 // recall(records, free, tensors, stated) -> results, or NotImplemented
 static PyObject* recall(PyObject* module, PyObject* const* given, Py_ssize_t count) {
   (void)module;
-  return count == 4 ? recall_from(given[0], given[1], given[2], given[3]) : (malformed("recall has 4 operands"), NULL);
+  return count == 4 ? recall_from(given[0], given[1], given[2], given[3]) : (malformed("expected 4 arguments"), NULL);
 }
 
 // Tells whether the values in tuples of options have these types; None is skipped. 128.0 equals 128, but is a mistake.
@@ -720,7 +720,7 @@ static int have_types(PyObject* said, PyObject* types, Py_ssize_t* next) {
 // dictionary `all` are (function, said, types of `said`, generation). A value has its records in the attribute `parts`.
 static PyObject* answer(PyObject* module, PyObject* const* given, Py_ssize_t count) {
   (void)module;
-  if (count != 6 || !is_tuple_of(given[2], -1)) return malformed("answer has 6 arguments"), NULL;
+  if (count != 6 || !is_tuple_of(given[2], -1)) return malformed("expected 6 arguments"), NULL;
   Py_ssize_t num_said = PyTuple_Size(given[2]), next = 0;
   PyObject* key = PyTuple_New(num_said + 3);
   if (key == NULL) return NULL;
@@ -772,7 +772,7 @@ static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* k
     return NULL;
   PyObject* lists[] = {given, steps, conditions, made, launches};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; ++i)
-    if (!is_tuple_of(lists[i], -1)) return malformed("its lists are tuples"), NULL;
+    if (!is_tuple_of(lists[i], -1)) return malformed("expected tuples"), NULL;
   if (!is_tuple_of(device, 2) || !is_tuple_of(scratch, 2))
     return malformed("the device and the scratch have two parts"), NULL;
   if (PyTuple_Size(given) > kMostTensors || PyTuple_Size(made) > kMostTensors || PyTuple_Size(steps) > kMostSteps)
