@@ -270,7 +270,7 @@ MISTAKES: list[tuple[str, Callable[[Tensor], Any]]] = [
     ("a: expected a pair (values, scales), got a list of 1", lambda x: deep_gemm.fp8_gemm_nt([x], B)),  # type: ignore[arg-type]
     ("d: expected a tensor, got str", lambda x: nt(x, d="d")),
     ("d: expected shape (m, n) = (6, 16), got (6, 17)", lambda x: nt(x, d=x.new_zeros(M, 17))),
-    ("c: expected dtype torch.bfloat16, as d", lambda x: nt(x, d=x.new_zeros(M, N), c=torch.zeros(M, N))),
+    ("c: expected dtype torch.bfloat16, which d has", lambda x: nt(x, d=x.new_zeros(M, N), c=torch.zeros(M, N))),
     ("min_amax: expected a finite FP32 number", lambda x: deep_gemm.per_token_cast_to_fp8(x, min_amax=-1.0)),
     ("x: expected an even number of columns", lambda x: deep_gemm.silu_mul_cast_to_fp8(x[:, 1:])),
     (

@@ -302,7 +302,7 @@ WRONG: list[Mistake] = [
     ("k-grouped", "d", Tensor.half, f"{BF16_OR_FP32}, got torch.float16"),
     ("k-grouped of 2025", "d", Tensor.bfloat16, "dtype torch.float32, got torch.bfloat16"),
     ("k-grouped", "c", {"d": None, "c": output(GROUPS, M, N)}, "dtype torch.float32, got torch.bfloat16"),
-    ("nt", "c", output(M, N, dtype=FP32), "dtype torch.bfloat16, as d, got torch.float32"),
+    ("nt", "c", output(M, N, dtype=FP32), "dtype torch.bfloat16, which d has, got torch.float32"),
     ("nt", "c", {"c": output(M, N, dtype=torch.float16), "d": None}, f"{BF16_OR_FP32}, got torch.float16"),
     ("contiguous", "grouped_layout", Tensor.long, "dtype torch.int32, got torch.int64"),
     ("masked", "masked_m", Tensor.float, "dtype torch.int32, got torch.float"),
@@ -486,7 +486,7 @@ WRONG: list[Mistake] = [
         ("cublaslt nt", "d", torch.ones(2, 3).to(dtype), f"dtype torch.float32, got {dtype}")
         for dtype in (FP8, torch.int32, torch.bool, torch.bfloat16, torch.float64)
     ],
-    ("cublaslt nt", "c", torch.ones(2, 3, dtype=torch.bfloat16), "dtype torch.float32, as d"),
+    ("cublaslt nt", "c", torch.ones(2, 3, dtype=torch.bfloat16), "dtype torch.float32, which d has"),
     ("cublaslt nt", "b", torch.ones(3, 5), "shape (n, k) = (n, 4), got (3, 5)"),
     ("cublaslt nt", "b", torch.ones(1, 3, 4), "shape (n, k) = (n, 4), got (1, 3, 4)"),
     ("cublaslt tn", "a", torch.ones(1, 4, 2), "shape (k, m), got (1, 4, 2)"),

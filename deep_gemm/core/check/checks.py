@@ -296,7 +296,7 @@ def outputs(
     same_device(given, a.device)
     dtype = d.dtype if d is not None else c.dtype if c is not None else default_dtype
     if c is not None and c.dtype != dtype:
-        raise ValueError(f"c: expected dtype {dtype}, as d, got {c.dtype}")
+        raise ValueError(f"c: expected dtype {dtype}, which d has, got {c.dtype}")
     columns(sizes["n"], dtype)
     for name, x in given.items():
         rows(name, x, "n")
