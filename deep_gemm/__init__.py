@@ -1,7 +1,7 @@
 """FP8 and BF16 matrix products for NVIDIA Hopper: dense, and grouped for mixtures of experts.
 
-Tensors are torch's. On CUDA tensors the products run kernels compiled at first need; on CPU tensors the same functions
-run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
+All functions work on tensors of torch. For CUDA tensors, products run kernels, which are compiled when they are first
+needed. For CPU tensors, the same functions run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 """
 
 from importlib import import_module as _import_module
@@ -11,13 +11,13 @@ from .compat.absent import refuse as _refuse
 from .compat.installed import is_command as _is_command, warn_of_others as _warn_of_others
 from .compat.installed import without_torch as _without_torch
 
-if TYPE_CHECKING or not _is_command():  # a command shows its options at once, and imports modules at need
+if TYPE_CHECKING or not _is_command():  # the command line imports modules itself, to start fast
     try:
         from torch.distributed import is_available as _is_available
     except ModuleNotFoundError as error:
         _without_torch(error)
 
-    # To checkers a name is public if it is imported "as" itself.
+    # Type checkers treat a name as public if it is imported "as" itself.
     from . import convert as convert, nn as nn, testing as testing, utils as utils
     from .casts.fp4 import quantize_mxfp4 as quantize_mxfp4
     from .casts.fp8 import (
@@ -110,12 +110,12 @@ if TYPE_CHECKING or not _is_command():  # a command shows its options at once, a
     from .nn.refit import refit_ as refit_
     from .testing import bench as bench, bench_kineto as bench_kineto, calc_diff as calc_diff
     from .utils.dist import init_dist as init_dist, uneven_all_gather as uneven_all_gather
-    from .utils.layout import *  # noqa: F403  all of both modules is here too
+    from .utils.layout import *  # noqa: F403  both modules' names are here too
     from .utils.math import *  # noqa: F403
 
     _register_at_need(f"{__name__}.ops")
 
-    if _is_available():  # torch is built without it for some systems
+    if _is_available():  # some builds of torch have no torch.distributed
         from . import distributed as distributed
         from .distributed import (
             SM90SymmBuffer as SM90SymmBuffer,
@@ -132,11 +132,11 @@ _warn_of_others()
 
 __version__ = "0.2.0"
 
-if not TYPE_CHECKING:  # it would tell a type checker that every name exists
+if not TYPE_CHECKING:  # `__getattr__` would tell a type checker that every name exists
     _MODULES = "convert", "distributed", "nn", "testing", "utils"
     _names = sorted(globals().items())
     __all__ = [name for name, x in _names if name in _MODULES or (callable(x) and not name.startswith("_"))]
 
     def __getattr__(name: str) -> object:
-        """Import the operators. Of a name that other libraries of this family have, say what to use instead."""
+        """Import the operators. For a name of related libraries, raise an error that names the substitute."""
         return _import_module(".ops", __name__) if name == "ops" else _refuse(__name__, name)

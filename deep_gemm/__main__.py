@@ -12,17 +12,17 @@ import typer
 from typer.core import TyperGroup
 
 WRONG, MISUSED = 1, 2
-"""Exit codes: something was found wrong, or failed; a request that cannot be carried out. 0 is all else."""
+"""Exit codes: 1 if a check or a step failed, 2 if the request cannot be carried out, 0 otherwise."""
 
 
 def examples(*lines: str, program: str = "deep_gemm") -> str:
-    """Give the end of a command's help. Blank lines keep Typer from joining the others."""
+    """Write the examples at the end of a command's help. Blank lines keep Typer from joining the lines."""
     return "\n\n".join(["Examples:", *(f"  python -m {program} {line}" for line in lines)])
 
 
 @contextmanager
 def refused(*errors: type[Exception]) -> Iterator[None]:
-    """End the command with the text of such an error: the request cannot be carried out."""
+    """Print such an error's text and end the command, because the request cannot be carried out."""
     try:
         yield
     except errors as error:
@@ -34,7 +34,7 @@ def refused(*errors: type[Exception]) -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """Commands that end in a sentence where the environment or the installation is at fault."""
+    """Commands that end with one sentence, not a traceback, if the environment or the installation is wrong."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -88,10 +88,10 @@ def about(
 
 @app.command(epilog=examples("doctor"))
 def doctor() -> None:
-    """Say in ten lines what this machine can run, what was found for it, and what to do for more."""
+    """Show in ten lines what this machine can run, which software was found, and how to get more."""
     from .compat import installed
 
-    if installed.changed():  # then other modules that are examined may be another distribution's, or gone
+    if installed.changed():  # then further modules may be missing, or another distribution's
         for sentence in installed.to_mend():
             typer.echo(f"deep_gemm: {sentence}")
         raise typer.Exit(WRONG)
@@ -117,7 +117,7 @@ GroupsName = Enum(
     "GroupsName", {"IDS": "ids", "ENDS": "ends", "COUNTS": "counts", "DEPTHS": "depths", "HEADS": "heads"}
 )
 FormName = Enum("FormName", {"PUBLISHED": "published", "ROWS": "rows", "BF16": "bf16"})
-"""Values of --output, of --groups and of --form."""
+"""The values of --output, --groups and --form."""
 
 OutputOption = Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")]
 Fp32Option = Annotated[bool, typer.Option("--fp32", help="short for --output fp32")]
@@ -129,8 +129,8 @@ Fp4Option = Annotated[bool, typer.Option("--fp4", help="B is FP4 (MXFP4)")]
 GroupsOption = Annotated[
     GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
 ]
-NumGroupsOption = Annotated[int, typer.Option(help="how many groups")]
-GpuOption = Annotated[str | None, typer.Option(help="H200, H100 or H20, else this machine's; H200 if it has none")]
+NumGroupsOption = Annotated[int, typer.Option(help="number of groups")]
+GpuOption = Annotated[str | None, typer.Option(help="H200, H100 or H20; without it, this machine's GPU, or H200")]
 """Options of `explain` and `compile` that describe a product."""
 
 
@@ -143,10 +143,10 @@ GpuOption = Annotated[str | None, typer.Option(help="H200, H100 or H20, else thi
 )
 def explain(
     m: Annotated[
-        int, typer.Argument(help="rows of D: of all groups by ids or ends, of each head, of about each group by counts")
+        int, typer.Argument(help="rows of D: of all groups by ids or ends, of each head, of a usual group by counts")
     ],
     n: Annotated[int, typer.Argument(help="columns of D")],
-    k: Annotated[int, typer.Argument(help="depth; of the average group along k")],
+    k: Annotated[int, typer.Argument(help="depth; of an average group for depths along k")],
     output: OutputOption = None,
     fp32: Fp32Option = False,
     with_c: WithCOption = False,
@@ -192,12 +192,12 @@ def explain(
         "compile --model qwen3-235b --tp 4 --ep 4 --max-tokens 8192 --list",
         "compile --model qwen3-30b-a3b --form rows",
     )
-    + "\n\nA GPU's machine finds these kernels if it reads the same directory (DG_JIT_CACHE_DIR), and has the same "
+    + "\n\nA machine with a GPU finds these kernels if it reads the same directory (DG_JIT_CACHE_DIR) and has the same "
     "version of this package and the same build of NVRTC.",
 )
 def compile_shapes(
     shapes: Annotated[
-        list[str] | None, typer.Argument(help="products as m,n,k, or weights as n,k for any m; as `explain` takes them")
+        list[str] | None, typer.Argument(help="products as m,n,k, or weights as n,k for any m (see `explain`)")
     ] = None,
     output: OutputOption = None,
     fp32: Fp32Option = False,
@@ -210,18 +210,18 @@ def compile_shapes(
     num_groups: NumGroupsOption = 1,
     gpu: GpuOption = None,
     layers: Annotated[
-        bool, typer.Option("--layers", help="casts, routes, scales and sums too, and what `linear` runs for few rows")
+        bool, typer.Option("--layers", help="also casts, routes, scales and sums, and kernels of `linear` for few rows")
     ] = False,
     model: Annotated[
-        str | None, typer.Option(help="all that a model needs, such as deepseek-v3; a wrong name lists all")
+        str | None, typer.Option(help="all kernels of a model, such as deepseek-v3; a wrong name lists all models")
     ] = None,
     tp: Annotated[int, typer.Option(help="ranks that share each of the model's weights")] = 1,
-    ep: Annotated[int, typer.Option(help="ranks that share its experts")] = 1,
-    form: Annotated[FormName, typer.Option(help="its weights: as published, by rows or bf16")] = FormName.PUBLISHED,
-    max_tokens: Annotated[int, typer.Option(help="tokens of its largest batch")] = 1 << 16,
+    ep: Annotated[int, typer.Option(help="ranks that share the model's experts")] = 1,
+    form: Annotated[FormName, typer.Option(help="weights: as published, by rows or bf16")] = FormName.PUBLISHED,
+    max_tokens: Annotated[int, typer.Option(help="tokens of the largest batch")] = 1 << 16,
     only_list: Annotated[bool, typer.Option("--list", help="list the kernels, compile nothing")] = False,
 ) -> None:
-    """Compile the kernels of these shapes into the cache, before a program needs them. Needs no GPU."""
+    """Compile the kernels of these shapes into the cache, before a program needs them. This needs no GPU."""
     import torch
 
     from .cli import make_console, precompile
@@ -232,11 +232,11 @@ def compile_shapes(
     recipes = (1, 1, 128) if by_row else None, of_rows, of_rows
     with refused(ValueError, NotImplementedError):
         if not shapes and not layers and not model:
-            raise ValueError("shapes: expected some, --model or --layers, got none")
+            raise ValueError("shapes: expected shapes, --model or --layers, got none")
         options = {"tp": (tp, 1), "ep": (ep, 1), "max-tokens": (max_tokens, 1 << 16), "form": (form.value, "published")}
         for name, (number, unless_given) in options.items():
             if number != unless_given and not model:
-                raise ValueError(f"{name}: expected --model too, as shapes are those of one rank, got {number} alone")
+                raise ValueError(f"{name}: expected --model too, as shapes are of one rank, got only {number}")
         jobs = [("layers", job) for job in precompile.jobs_of_layers()] if layers else []
         if model:
             jobs += precompile.jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu, form=form.value)
@@ -254,7 +254,7 @@ def compile_shapes(
 
 @cache_app.command("list", epilog=examples("cache list"))
 def list_cache() -> None:
-    """List the compiled kernels that are kept, the newest first."""
+    """List the compiled kernels in the cache, the newest first."""
     from .cli import make_console
     from .cli.cache import show
     from .core.jit import directories
@@ -265,9 +265,9 @@ def list_cache() -> None:
 
 @cache_app.command("verify", epilog=examples("cache verify", "cache verify --remove"))
 def verify_cache(
-    remove: Annotated[bool, typer.Option("--remove", help="remove those that are not sound")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="remove kernels that are not sound")] = False,
 ) -> None:
-    """Check the digest and the name of every kernel that is kept. One that is not sound is only compiled anew."""
+    """Check the digest and the name of every kernel in the cache. A kernel that is not sound is compiled again."""
     from .cli import make_console
     from .cli.cache import verify
     from .core.jit import directories
@@ -278,10 +278,10 @@ def verify_cache(
 
 
 @cache_app.command("clear", epilog=examples("cache clear", "cache clear --yes"))
-def clear_cache(yes: Annotated[bool, typer.Option("--yes", help="without asking")] = False) -> None:
-    """Remove every kernel that is kept, dumps, bad files and failed sources too. Other files stay.
+def clear_cache(yes: Annotated[bool, typer.Option("--yes", help="do not ask first")] = False) -> None:
+    """Remove every kernel in the cache, and its dumps, bad files and failed sources. Other files stay.
 
-    Of several directories only the one that is written is cleared.
+    Of several directories, only the directory that is written is cleared.
     """
     from .cli.cache import clear
     from .core.jit.cache import written_directory
@@ -295,7 +295,7 @@ def clear_cache(yes: Annotated[bool, typer.Option("--yes", help="without asking"
 
 @cache_app.command("export", epilog=examples("cache export kernels.tar"))
 def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write, a tar of kernels")]) -> None:
-    """Write all kernels that are kept into FILE, for other machines and for container images."""
+    """Write all kernels in the cache to FILE, for other machines and for container images."""
     from .cli import make_console
     from .cli.cache import export_to
     from .core.jit import directories
@@ -307,7 +307,7 @@ def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write
 
 @cache_app.command("import", epilog=examples("cache import kernels.tar"))
 def import_cache(file: Annotated[Path, typer.Argument(help="an archive that `cache export` wrote")]) -> None:
-    """Take the kernels in FILE into the directory of kernels. What is not a kernel, or not sound, is refused."""
+    """Add the kernels in FILE to the cache. A member that is not a kernel, or not sound, is refused."""
     from .cli import make_console
     from .cli.cache import import_from
     from .core.jit.cache import written_directory
@@ -321,7 +321,7 @@ def import_cache(file: Annotated[Path, typer.Argument(help="an archive that `cac
 def _moved(name: str) -> Callable[[], None]:
     def command() -> None:
         typer.echo(
-            f"deep_gemm: {name} is of the laboratory now, which lies beside the package; from a checkout: "
+            f"deep_gemm: {name} is now a command of the laboratory, beside the package. In a checkout: "
             f"python -m lab {name}",
             err=True,
         )
@@ -331,7 +331,7 @@ def _moved(name: str) -> Callable[[], None]:
 
 
 for _name in ("bench", "configs", "inspect", "plot", "sim", "soak", "tune"):
-    # Any other arguments are accepted, so that the user reads this sentence, not an error about an option.
+    # Accept any arguments, so that the user reads this sentence, not an error about an option.
     _anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     app.command(_name, hidden=True, context_settings=_anything)(_moved(_name))
 

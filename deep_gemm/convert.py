@@ -1,9 +1,9 @@
-"""Convert a model in place by one call: layers of torch become those of `nn`, in FP8, or its experts in BF16.
+"""Convert a model in place by one call: its layers become layers of `nn` in FP8, or its experts compute in BF16.
 
     print(to_fp8_training(model))
 
-A layer stays the same object and its parameters stay theirs, so hooks, optimizers, and weights that are shared are as
-before. Each conversion tells the share of parameters it has reached, and why other layers are left.
+A layer and its parameters stay the same objects, so hooks, optimizers and shared weights still work. The result of a
+conversion tells the fraction of parameters that is converted, and why other layers are left.
 """
 
 from __future__ import annotations
@@ -36,42 +36,42 @@ from .nn.stacked import FrozenStackedExperts, is_stacked
 __all__ = ["Conversion", "Filter", "dequantized_state_dict", "to_bf16_training", "to_fp8_inference", "to_fp8_training"]
 
 Filter = Callable[[str, Module], bool]
-"""Tells of a layer's name and the layer whether it is to be converted."""
+"""A function of a layer's name and the layer, which tells whether to convert the layer."""
 
 OUTPUT = "lm_head"
 OUTPUTS_AND_ROUTERS = (OUTPUT, "output", "router", "gate")
-"""Names of layers that are left without a filter, as models that ship in FP8 leave theirs."""
+"""Names of layers that are not converted if there is no filter. Models published in FP8 do not convert them either."""
 ALREADY = "in {} already"
 WEIGHTS = {torch.nn.Linear: ("weight",), Linear: ("weight",), Experts: ("w1", "w2")}
-"""Layers that can be converted, and their weights; `_weights_of` knows stacked experts too."""
+"""Classes of layers that can be converted, and their weights. `_weights_of` adds stacked experts."""
 SIZES = ("out_features", "in_features"), ("hidden", "intermediate")
-"""Names of rows and columns of a layer's last weight: of a linear layer, of stacked experts."""
+"""Names of the rows and columns of the last weight: in a linear layer, and in stacked experts."""
 PAGE = "docs/convert.md#what-is-converted"
 BY_BLOCKS = "\nexperts have a scale for 128x128 of a weight: recipe='row' is for linear layers"
 LOADS = "\na state dict in FP8 loads into this model, into others after\ndequantized_state_dict"
 
 
 class Conversion(NamedTuple):
-    """The result of a conversion, which `print` shows."""
+    """The result of a conversion. `print` shows it as a table."""
 
     converted: list[str]
-    """Names of the layers that are in FP8 now, or in BF16, as `products` says."""
+    """Names of the layers that are now in FP8 or BF16, as `products` states."""
     left: dict[str, str]
-    """The reason why each other layer that holds a matrix is as it was."""
+    """For each other layer that has a matrix, the reason why it is not converted."""
     held: dict[str, int]
-    """How many parameters the matrices of each of these layers have: a shared one counts in the first."""
+    """Number of parameters in the matrices of each of these layers. A shared matrix counts only in the first layer."""
     parameters: int
-    """How many the whole model has."""
+    """Number of parameters of the whole model."""
     note: str = ""
     products: str = FP8
-    """The numbers that converted layers multiply: "fp8" or "bf16"."""
+    """The format in which converted layers multiply: "fp8" or "bf16"."""
 
     def in_fp8(self) -> int:
-        """Count the parameters that are multiplied in FP8, since this call or another."""
+        """Count the parameters of layers that this or an earlier call converted to FP8."""
         return self.multiplied_in(FP8)
 
     def multiplied_in(self, products: str) -> int:
-        """Count the parameters that this package multiplies in "fp8" or "bf16", since this call or another."""
+        """Count the parameters of layers that this or an earlier call converted to "fp8" or "bf16"."""
         now, wanted = (ALREADY.format(each.upper()) for each in (self.products, products))
         return self._count([name for name in self.held if self.left.get(name, now) == wanted])
 
@@ -98,13 +98,13 @@ class Conversion(NamedTuple):
 def to_fp8_training(
     model: Module, filter: Filter | None = None, *, accumulates_main_grad: bool = False, recipe: str = "block"
 ) -> Conversion:
-    """Let a model's layers compute in FP8, forward and backward: each `torch.nn.Linear` becomes `nn.Linear`.
+    """Convert a model for training in FP8, forward and backward: each `torch.nn.Linear` becomes an `nn.Linear`.
 
-    Mixtures of transformers get the experts implementation that computes as `nn.Experts` does. Parameters stay what
-    they are, so an optimizer and a state dict made before or after fit, in both directions. Without a `filter`, layers
-    named lm_head, output, router or gate are left, and the model's `get_output_embeddings()`.
-    `accumulates_main_grad` and `recipe` are as for `nn.Linear`; experts have scales by blocks with either recipe, and
-    the result says so. Another call converts new layers.
+    Mixtures of transformers get an experts implementation that computes like `nn.Experts`. Parameters do not change, so
+    optimizers and state dicts of the unconverted model fit the converted model, and the other way round. Without a
+    `filter`, layers named lm_head, output, router or gate are left, and the model's `get_output_embeddings()`.
+    `accumulates_main_grad` and `recipe` are as in `nn.Linear`. Experts have scales by blocks with either recipe, and
+    the result tells this. A further call converts only new layers.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     >>> print(to_fp8_training(model))
@@ -122,17 +122,17 @@ def to_fp8_training(
 
 
 def to_bf16_training(model: Module, filter: Filter | None = None) -> Conversion:
-    """Let a model's mixtures of transformers compute as `nn.Experts(products="bf16")` does, forward and backward.
+    """Let a model's mixtures of transformers compute like `nn.Experts(products="bf16")`, forward and backward.
 
-    They get the experts implementation that does so; the model's `set_experts_implementation` is the way back. Weights
-    are not changed, and linear layers stay torch's. Mixtures are left if their gate is not `silu(gate) * up`. `filter`
-    is as for `to_fp8_training`. A mixture that was converted to FP8 becomes BF16 by this call, and the other way round.
+    Mixtures get another experts implementation; `set_experts_implementation` of the model undoes this. Weights do not
+    change, and linear layers stay torch's. A mixture is left if its activation is not `silu(gate) * up`. `filter` is as
+    in `to_fp8_training`. This call converts a mixture from FP8 to BF16, and `to_fp8_training` converts it back.
     """
     return _to_training(model, filter, BF16)
 
 
 def _to_training(model: Module, filter: Filter | None, products: str, **said: Any) -> Conversion:
-    """Let layers compute in such products, forward and backward: mixtures, and linear layers in FP8, as is `said`."""
+    """Convert mixtures, and for FP8 linear layers too, to these products. `said` has options of linear layers."""
 
     def takes(layer: Module) -> bool:
         is_linear = type(layer) is torch.nn.Linear and products == FP8
@@ -154,20 +154,20 @@ def _to_training(model: Module, filter: Filter | None, products: str, **said: An
             vars(layer).update(said)
 
     know_shardings()
-    # FSDP2 and tensor parallelism give a layer the weight that it computes with.
+    # A DTensor is accepted: FSDP2 and tensor parallelism pass a layer the weight with which it computes.
     kinds = (Parameter, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", Parameter))
     return _convert(model, filter, takes, kinds, check, convert, products)
 
 
 def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
-    """Cast a model's weights to FP8, a scale for each 128x128: layers become `nn.FrozenLinear`, `nn.FrozenExperts`.
+    """Cast a model's weights to FP8, a scale for each 128x128. Layers become `nn.FrozenLinear` or `nn.FrozenExperts`.
 
-    `torch.nn.Linear` is taken, `nn.Linear`, `nn.Experts`, and mixtures of transformers whose gate is `silu(gate) * up`,
-    in BF16, FP16 or FP32; on the device "meta" too. Values stay parameters, without a gradient. Then a state dict loads
-    by its names, whether its weights are cast (`weight` with `weight_scale_inv` or `weight_scale`) or not; and the
-    model's own is such a checkpoint. A weight that another module has too is left. `filter` is as for
-    `to_fp8_training`. A model of transformers gets a `quantization_config`, so its `save_pretrained` writes a
-    checkpoint in FP8. If it was loaded with compressed-tensors, its FP8 is kept, and other weights are cast by row.
+    This converts `torch.nn.Linear`, `nn.Linear`, `nn.Experts`, and mixtures of transformers with `silu(gate) * up`, in
+    BF16, FP16 or FP32, also on the device "meta". Values stay parameters, but have no gradient. The model then loads
+    state dicts with cast weights (`weight` with `weight_scale_inv` or `weight_scale`) and with plain weights. Its own
+    state dict has cast weights. A weight that another module shares is left. `filter` is as in `to_fp8_training`. A
+    model of transformers gets a `quantization_config`, so `save_pretrained` writes a checkpoint in FP8. If the model
+    was loaded with compressed-tensors, its FP8 weights do not change, and other weights are cast by row.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32, dtype=torch.bfloat16))
     >>> to_fp8_inference(model).converted
@@ -185,7 +185,7 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
         if why := kept.get(id(layer)):
             raise ValueError(why)
         if is_stacked(layer) and not is_by_row:
-            # A checkpoint has gate and up apart, so their scales must come apart too.
+            # A checkpoint stores gate and up separately, so no scale may span both.
             checks.multiple("intermediate", layer.down_proj.shape[2], SCALE_BLOCK)
         for name in _weights_of(layer):
             weight = getattr(layer, name)
@@ -210,7 +210,7 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
         frozen = kind(w, more[0], stacked.limit_of(layer)) if more else FrozenLinear(w, layer.bias)
         layer.__class__ = type(frozen)
         here = vars(layer)
-        for name in ("forward", "quantization_scheme", "quantization_status"):  # of compressed-tensors
+        for name in ("forward", "quantization_scheme", "quantization_status"):  # set by compressed-tensors
             here.pop(name, None)
         here.update((name, value) for name, value in vars(frozen).items() if name not in here)
         here.update(_parameters=frozen._parameters, _buffers=frozen._buffers)
@@ -219,7 +219,7 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
     is_saved = hasattr(config, "model_type") and hasattr(model, "save_pretrained")  # by transformers
     given: Any = getattr(config, "quantization_config", None) if is_saved else None
     given = {"quant_method": "fp8"} if given is None else given if isinstance(given, dict) else given.to_dict()
-    said = vars(model).get("_said_quantization_config") == given  # by an earlier call: what it left is no wish
+    said = vars(model).get("_said_quantization_config") == given  # set by an earlier call, not by the user
     groups = [group.get("weights") or {} for group in (given.get("config_groups") or {}).values()]
     method = given.get("quant_method", "fp8" if said else None)
     is_by_row = method != "fp8" and all(each.get("strategy") != "block" for each in groups)
@@ -240,16 +240,16 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
 
 
 def _read_by_torch(modules: Mapping[str, Module]) -> dict[int, str]:
-    """Give the layers whose weights a module of torch reads by itself, by identity, and the reason to leave each."""
+    """Return, by id, the layers whose weights a module of torch reads directly, and the reason to leave each layer."""
     encoders = [module for module in modules.values() if isinstance(module, torch.nn.TransformerEncoderLayer)]
     layers = [layer for module in encoders for layer in (module.linear1, module.linear2)]
     return {id(layer): "read by torch.nn.TransformerEncoderLayer itself" for layer in layers}
 
 
 def _know_scales(model: Any) -> None:
-    """Let transformers save scales of stacked experts as it does their values: each expert's under its own name."""
+    """Let transformers save scales of stacked experts like their values: each expert's scales under its own name."""
     quantizer: Any = getattr(model, "hf_quantizer", None)
-    if hasattr(quantizer, "compressor"):  # of compressed-tensors, which would save stacked experts as it loaded them
+    if hasattr(quantizer, "compressor"):  # compressed-tensors would save stacked experts as it loaded them
         quantizer.compressor.remove_decompression_hook(model)
         quantizer.remove_quantization_config(model)
         model._weight_conversions = None
@@ -260,7 +260,7 @@ def _know_scales(model: Any) -> None:
     from transformers.core_model_loading import PrefixChange, WeightConverter
 
     known = getattr(model, "_weight_conversions", None)
-    if known is None:  # as transformers asks for them when it saves a model that it did not load
+    if known is None:  # as transformers does when it saves a model that it did not load
         mapping = get_model_conversion_mapping(model, add_legacy=False)
         known = [each for each in mapping if not isinstance(each, PrefixChange)]
     names = [f"{layer}.{weight}" for layer in layers for weight in stacked.WEIGHTS]
@@ -277,7 +277,7 @@ def _know_scales(model: Any) -> None:
 
 
 def _say_scales(model: Any, *_: Any) -> None:
-    """Say which modules of a model of transformers hold FP8, in the words that transformers, vLLM and SGLang read."""
+    """Set `quantization_config`, by which transformers, vLLM and SGLang know which modules of a model are in FP8."""
     state = model.state_dict()
     in_fp8 = [name for name, x in state.items() if x.dtype == torch.float8_e4m3fn]
     forms = {end * (state[name + end].dim() > 1) for name in in_fp8 for end in ENDINGS if name + end in state}
@@ -287,7 +287,7 @@ def _say_scales(model: Any, *_: Any) -> None:
         from transformers.core_model_loading import revert_weight_conversion
 
         saved = revert_weight_conversion(model, held)
-    # A reader may ask for a name in the model or in the checkpoint, which has each expert by itself.
+    # A reader may use names of the model or of the checkpoint, in which each expert has names of its own.
     everything = {**held, **saved}
     others = {
         re.sub(r"(\.experts)\..*", r"\1", name.rpartition(".")[0])
@@ -295,10 +295,10 @@ def _say_scales(model: Any, *_: Any) -> None:
         if x.dtype != torch.float8_e4m3fn and not name.endswith(ENDINGS)
     }
     prefix = getattr(model, "base_model_prefix", "")
-    if prefix and not hasattr(model, prefix):  # the body of a model, which has an output and begins names so
+    if prefix and not hasattr(model, prefix):  # the body of a model: the whole model's names have this prefix
         others |= {OUTPUT, *(f"{prefix}.{name}" for name in others)}
     left = sorted(others - {""})
-    said: dict[str, Any] = {"modules_to_not_convert": left}  # without a quant_method nothing reads it
+    said: dict[str, Any] = {"modules_to_not_convert": left}  # without a quant_method, no library reads it
     blocks = {gradients.scaled(name, state) for name in in_fp8 if name + SCALES in state}
     if forms == {SCALES} and len(blocks) == 1:
         [block] = map(list, blocks)
@@ -314,10 +314,10 @@ def _say_scales(model: Any, *_: Any) -> None:
 
 
 def dequantized_state_dict(state_dict: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-    """Give a state dict without FP8: a weight with `_scale_inv` or `_scale` is multiplied by it, rounded to `dtype`.
+    """Return a state dict without FP8: a weight is multiplied by its `_scale_inv` or `_scale`, and rounded to `dtype`.
 
-    So an unconverted model can load a checkpoint in FP8, or the state dict of a converted model. Torch alone would load
-    FP8 values without their scales, and with `strict=False` without a word.
+    An unconverted model can then load a checkpoint in FP8, or the state dict of a converted model. Torch itself would
+    load FP8 values without their scales, and with `strict=False` it would not warn.
 
     >>> w = torch.full((16, 16), 448.0).to(torch.float8_e4m3fn)
     >>> found = dequantized_state_dict({"weight": w, "weight_scale_inv": torch.full((1, 1), 2.0)})
@@ -333,7 +333,7 @@ def dequantized_state_dict(state_dict: Mapping[str, Tensor], dtype: torch.dtype 
         if of_scales in state_dict:
             found[name] = gradients.dequantized(name, held, found.pop(of_scales), dtype)
         elif getattr(held, "dtype", None) == torch.float8_e4m3fn:
-            raise ValueError(f"{name}: expected scales beside values of {held.dtype}, got none: give all files at once")
+            raise ValueError(f"{name}: expected scales beside values of {held.dtype}, got none: pass all files at once")
     unread = gradients.OF_ACTIVATIONS if len(found) < len(state_dict) else ()
     return {name: x for name, x in found.items() if name.rpartition(".")[2] not in unread}
 
@@ -345,12 +345,12 @@ def _modules(model: Module) -> dict[str, Module]:
 
 
 def _weights_of(layer: Module) -> tuple[str, ...]:
-    """Name the weights of a layer that can be converted; none of others."""
+    """Return the names of a layer's weights; none if the layer cannot be converted."""
     return stacked.WEIGHTS if is_stacked(layer) else WEIGHTS.get(type(layer), ())
 
 
 def _compressed(layer: Module) -> tuple[Tensor, Tensor] | None:
-    """Give the FP8 weight of a linear layer as transformers and compressed-tensors load it, with scales as they are."""
+    """Return the FP8 weight and scales of a linear layer that transformers loaded by compressed-tensors, else None."""
     own = {name: p.detach() for name, p in layer._parameters.items() if p is not None}
     wrapped = getattr(layer.forward, "__wrapped__", None) if "forward" in vars(layer) else torch.nn.Linear.forward
     is_theirs = type(layer) is torch.nn.Linear and wrapped is torch.nn.Linear.forward
@@ -368,7 +368,7 @@ def _convert(
     convert: Callable[[Module], None],
     products: str = FP8,
 ) -> Conversion:
-    """Convert layers that are taken and whose weights are of these kinds: all that are chosen, or none."""
+    """Convert the layers that `takes` accepts and whose weights have a type in `kinds`: all chosen layers, or none."""
     chosen: dict[str, Module] = {}
     left, held = dict[str, str](), dict[str, int]()
     counted: set[int] = set()
@@ -395,26 +395,26 @@ def _convert(
     shared = {id(layer.config) for layer in chosen.values() if is_stacked(layer)}
     for name, module in modules.items():
         if name not in chosen and is_stacked(module) and id(module.config) in shared:
-            module.config = copy(module.config)  # converted ones change theirs
+            module.config = copy(module.config)  # the converted layers change the shared one
     for module in chosen.values():
         convert(module)
     return done
 
 
 def _choice(model: Module, filter: Filter | None) -> Callable[[str, Module], str | None]:
-    """Make what tells why a layer is not wanted."""
+    """Make a function that tells why a layer is not wanted."""
     if filter is not None and not callable(filter):
         raise TypeError(f"filter: expected a function of a name and a layer, got {type(filter).__name__}")
-    give = getattr(model, "get_output_embeddings", None)  # of models of transformers
+    give = getattr(model, "get_output_embeddings", None)  # a method of transformers' models
     output = give() if filter is None and give is not None else None
 
     def why_unwanted(name: str, layer: Module) -> str | None:
         if filter is None:
             is_kept = not _compressed(layer) and (layer is output or name.rpartition(".")[2] in OUTPUTS_AND_ROUTERS)
-            return "an output or a router by its name, which only a filter takes" if is_kept else None
+            return "an output or a router by its name: only a filter converts it" if is_kept else None
         answer = filter(name, layer)
         if not isinstance(answer, bool):
-            raise TypeError(f"filter: expected True or False of {name!r}, got {answer!r}")
+            raise TypeError(f"filter: expected True or False for {name!r}, got {answer!r}")
         return None if answer else "left by the filter"
 
     return why_unwanted
@@ -422,7 +422,7 @@ def _choice(model: Module, filter: Filter | None) -> Callable[[str, Module], str
 
 def _why_impossible(layer: Module, kinds: tuple[type, ...], check: Callable[[Module], None]) -> str | None:
     if "forward" in vars(layer) and not _compressed(layer):
-        return "its forward is another, set on the layer itself"
+        return "its forward is replaced on the layer itself"
     if is_stacked(layer) and (refusal := stacked.form_refusal(layer)):
         return refusal
     for name in _weights_of(layer):
@@ -437,7 +437,7 @@ def _why_impossible(layer: Module, kinds: tuple[type, ...], check: Callable[[Mod
 
 
 def _why_another(module: Module) -> str | None:
-    """Say why a module of another class is left, if it holds a matrix."""
+    """Return why a module of another class is left; None if it has no matrix."""
     kind = type(module)
     ours = kind.__module__.partition(".")[0] == __package__
     products = getattr(module, "products", FP8) if ours else stacked.products_of(module)

@@ -1,4 +1,4 @@
-"""A mixture whose experts are spread over the processes of a `torch.distributed` group."""
+"""Mixtures whose experts are split among the processes of a `torch.distributed` group."""
 
 from .across.experts import Experts as Experts
 from .across.mega_moe import (

@@ -1,6 +1,6 @@
-"""Errors other than wrong arguments: one type for each thing that a caller can do about it.
+"""Errors other than wrong arguments. Each type of error has its own remedy.
 
-Memory that a call needs besides its output comes from torch; if torch has none, it raises `torch.OutOfMemoryError`.
+A call allocates memory through torch. If torch has no memory left, it raises `torch.OutOfMemoryError`.
 """
 
 from .core.gpu import UnsupportedGpuError

@@ -1,4 +1,4 @@
-"""All kernels of the package, found in the modules of its families, for tools and tests that loop over them."""
+"""All kernels of the package, found in the modules of their families, for tools and tests that loop over kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .linear import __path__ as of_linear  # deep_gemm.linear is the function
 
 
 def kernels_of(*folders: str) -> tuple[Kernel[Any], ...]:
-    """Find kernels in folders of families: in modules named kernel*, then in modules beside a source of their name."""
+    """Find kernels in folders of families: in modules named kernel*, then in modules with a source of the same name."""
     found: dict[str, Kernel[Any]] = {}
     for paths in (sorted(Path(folder).glob("*.py")) for folder in folders):
         named = [path for path in paths if path.stem.startswith("kernel")]
@@ -33,4 +33,4 @@ ORDINARY: tuple[Kernel[Any], ...] = (
     sum_slices.KERNEL,
     softmax_piece.KERNEL,
 )
-"""Kernels of ordinary loads and stores, whose configurations do not depend on a model's shapes."""
+"""Kernels with ordinary loads and stores, whose configurations do not depend on a model's shapes."""

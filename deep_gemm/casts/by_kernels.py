@@ -1,4 +1,4 @@
-"""Casts on a Hopper GPU: which tensors have kernels, and how a cast becomes launches of them."""
+"""Casts on a Hopper GPU: the tensors that kernels can cast, and the launches of each cast."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .config import INPUTS
 from .rules import AMAX_OF_TENSOR, PER_BLOCK, PER_ROW, PER_TENSOR, Quantized, Target, empty_scales, empty_values
 
 PITCH_LIMIT = 1 << 32
-"""Pitches must be below this many bytes: kernels that cast rows hold them in 32 bits."""
+"""Pitches must be below this number of bytes, because kernels that cast rows store pitches in 32 bits."""
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Tell whether a tensor's casts have kernels: on a Hopper GPU, of every type but FP64."""
+    """Tell whether kernels can cast a tensor: it is on a Hopper GPU, not empty, and not FP64."""
     return (
         isinstance(x, TENSORS)
         and x.is_cuda
@@ -35,18 +35,18 @@ def has_kernels(x: Tensor) -> bool:
 
 
 def can_cast(x: Tensor, to: Target, groups: Tensor | None = None) -> bool:
-    """Tell whether a kernel can cast x to `to`: all of x, or the rows of `groups`, their counts or ends."""
+    """Tell whether a kernel can cast x to `to`: all of x, or the rows of groups. `groups`: counts or ends of groups."""
     blocks = to.format.blocks if groups is None else BLOCKS_OF_GROUPS
     return (to.block in blocks or not to.block) and has_kernels(x) and (groups is None or len(groups) <= MAX_GROUPS)
 
 
 def lies_transposed(x: Tensor) -> bool:
-    """Tell whether a matrix's columns lie as kernels need rows, and its rows do not."""
+    """Tell whether a matrix is stored transposed: its columns are contiguous, and its rows are not."""
     return x.shape[1] > 1 and x.stride(1) != 1 and x.stride(0) == 1
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """See a tensor as a matrix of all its rows, each contiguous; a copy if that is not possible."""
+    """View a tensor as a matrix of all its rows, with contiguous rows. Copy it if no such view exists."""
     if x.dim() == 2:
         return with_rows(x)
     m, k = x.shape[:-1].numel(), x.shape[-1]
@@ -54,18 +54,18 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def with_rows(x: Tensor) -> Tensor:
-    """Give `[..., m, k]`, or a copy if kernels cannot read its rows: contiguous, within 4 GiB of each other."""
+    """Return x `[..., m, k]` if kernels can read its rows (contiguous, with a pitch below 4 GiB), else a copy."""
     is_readable = x.stride(-1) == 1 or x.shape[-1] <= 1
     return x if is_readable and x.stride(-2) * x.element_size() < PITCH_LIMIT else x.contiguous()
 
 
 @torch.no_grad()
 def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
-    """Cast on a GPU as `can_cast` says."""
+    """Cast on a GPU a tensor that `can_cast` accepts."""
     values, scales = to.empty(x.shape, x)
     if to.rows > 1:
         m, k = x.shape[-2:]
-        # Matrices whose blocks are all whole are one matrix.
+        # If no block spans two matrices, all matrices are cast as one.
         rows = x.numel() // k if m % to.rows == 0 else m
         parts = (
             with_rows(x).reshape(-1, rows, k),
@@ -87,7 +87,7 @@ def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
 
 @torch.no_grad()
 def cast_tensor_of(x: Tensor, to: Target, given: Tensor | None) -> tuple[Tensor, ...]:
-    """Cast all of x on a GPU under one scale: a given one, or its own, from the largest magnitude of each team."""
+    """Cast all of x on a GPU with one scale: a given scale, or x's own, from the largest magnitude of each team."""
     values = empty_values(x.shape, x)
     cast = RowCast(as_rows(x), as_rows(values), values, AMAX_OF_TENSOR)
     if given is not None:
@@ -104,7 +104,7 @@ def cast_tensor_of(x: Tensor, to: Target, given: Tensor | None) -> tuple[Tensor,
 
 @torch.no_grad()
 def cast_groups_of(x: Tensor, ks: Sequence[int], to: Target) -> Quantized:
-    """Cast groups of columns on a GPU, each into its part of the values and scales that all groups share."""
+    """Cast groups of columns on a GPU. One tensor has the values of all groups, and another the scales."""
     m, is_transposed = x.shape[0], lies_transposed(x)
     x = with_rows(x.t()).t() if is_transposed else with_rows(x)
     values = empty_values((x.numel(),), x)
@@ -134,14 +134,14 @@ def cast_both_of(x: Tensor, to: Target) -> tuple[Quantized, Quantized]:
 
 @torch.no_grad()
 def cast_turned_rows_of(x: Tensor, amaxes: Tensor) -> Quantized:
-    """Cast a matrix `[m, k]`, transposed, on a GPU: each row under one scale, by its largest magnitude, FP32 `[k]`."""
+    """Cast the transpose of a matrix `[m, k]` on a GPU, with a scale for each of its k rows. `amaxes`: FP32 `[k]`."""
     values, scales = Target(1, 0).empty(x.shape[::-1], x)
     cast_tiles.run(TileCast(with_rows(x), PER_ROW, columns=values, column_scales=scales, column_amaxes=amaxes))
     return values, scales
 
 
 def can_turn_blocks(x: Tensor) -> bool:
-    """Tell whether a kernel can cast and transpose blocks of `[..., m, k]`: contiguous, its rows aligned."""
+    """Tell whether a kernel can cast and transpose blocks of `[..., m, k]`: x is contiguous with aligned rows."""
     if not has_kernels(x) or not x.is_contiguous():
         return False
     rows = x.view(-1, x.shape[-1])
@@ -150,9 +150,9 @@ def can_turn_blocks(x: Tensor) -> bool:
 
 @torch.no_grad()
 def cast_turned_blocks_of(x: Tensor, *, in_order: bool) -> tuple[Tensor, ...]:
-    """Cast 128x128 blocks of matrices `[..., m, k]` on a GPU: values `[..., k, m]`, and scales.
+    """Cast 128x128 blocks of matrices `[..., m, k]` on a GPU. Return values `[..., k, m]` and scales.
 
-    `in_order`: return the values `[..., m, k]` before these, from the same read of x.
+    `in_order`: also return values `[..., m, k]`, ahead of the transposed values. The kernel reads x only once.
     """
     *batch, m, k = x.shape
     turned = empty_values((*batch, k, m), x)

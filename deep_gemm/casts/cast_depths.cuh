@@ -1,45 +1,45 @@
-// Casts operands of products along groups of rows; only the GPU knows where groups end. Stores each group's transposed values
-// [k, depth], with a scale for each column and 128 of the group's rows. A group's depth is its number of rows, aligned to kDepthMultiple, and
-// groups follow each other without gaps: values from k * (the depths before) on, scales from the blocks of 128 rows before.
+// Casts the columns of groups of rows, whose ends only the GPU knows. Stores each group's transposed values [k, depth],
+// with a scale for each column and 128 rows. A group's depth is its number of rows, rounded up to kDepthMultiple.
+// Groups have no gaps: values begin at k * (earlier depths), and scales behind all earlier blocks of 128 rows.
 //
-// A CTA takes a 128x128 tile of a group, which cast/tile.cuh casts. It reads all ends to find its group, so the host
-// need not wait for them: it launches a CTA for each tile that the groups could have.
+// A CTA casts a 128x128 tile of a group (cast/tile.cuh). It reads all ends to find its group, so the host need not wait
+// for the ends: the host launches a CTA for each tile that the groups may have.
 #pragma once
 #include "cast/tile.cuh"
 #include "lanes.cuh"
 
 struct DepthsCastParams {
-  const uint8_t* x;             // rows, or tokens; gate and up side by side
+  const uint8_t* x;             // tokens; or rows of gate and up side by side
   const uint8_t* ds;            // the gradient of the activation, without the weights of rows
-  const int32_t* ends;          // of groups
-  const int32_t* token_of;      // of rows
-  const float* row_weights;     // of rows
+  const int32_t* ends;          // the end of each group
+  const int32_t* token_of;      // the token of each row
+  const float* row_weights;     // the weight of each row
   uint8_t *columns, *column_scales;
-  uint8_t *values, *scales;     // of rows as they lie
-  uint8_t *activated, *activated_scales;  // columns of the activation
+  uint8_t *values, *scales;     // cast along rows
+  uint8_t *activated, *activated_scales;  // the transposed activation
   float* sums;                  // [tiles of the activation's columns, rows]
   uint32_t x_pitch, ds_pitch;   // in bytes
-  uint32_t stride_of_block, activated_stride_of_block, scales_stride_k;  // of scales, whose rows follow each other
-  uint32_t rows, k;             // most rows that all groups may have; columns of x
-  uint32_t room, num_groups;    // the depths that outputs have room for
+  uint32_t stride_of_block, activated_stride_of_block, scales_stride_k;  // of scales, in bytes
+  uint32_t rows, k;             // the most rows of all groups; columns of x
+  uint32_t room, num_groups;    // the sum of depths that fits into the outputs; number of groups
   uint32_t tiles, reciprocal;   // tiles of columns: see BlockOfRows
-  uint32_t gradient_tiles;      // the first of them, which are the gradient's, not the activation's
-  float limit;                  // gate counts as at most this, up as within +-this
+  uint32_t gradient_tiles;      // the number of tiles of the gradient: these tiles are first, before the activation's
+  float limit;                  // the upper limit of gate, and of the magnitude of up
 };
-#include "depths_cast_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "depths_cast_params_layout.cuh"  // asserts that core/params.py has the same layout
 
 constexpr uint32_t kDepthMultiple = 16;
 
 struct GroupStorage {
-  alignas(16) ptx::Uint4 group;  // first row, rows, the depths before, the tile's first row
+  alignas(16) ptx::Uint4 group;  // first row, rows, sum of earlier depths, the tile's first row
   uint32_t warps[kNumWarps][2];
 };
 
 // The group of a tile.
 struct Group {
   uint32_t first_row, rows, first_depth;
-  uint32_t row;    // the tile's first, counted from the group's
-  uint32_t block;  // the number of these 128 rows among those blocks of all groups
+  uint32_t row;    // the tile's first row, counted from the group's first
+  uint32_t block;  // the index of the tile's 128 rows among the blocks of 128 rows of all groups
 
   DEVICE uint32_t depth() const { return ceil_div(rows, kDepthMultiple) * kDepthMultiple; }
   DEVICE uint32_t first_block() const { return block - row / kBlock; }
@@ -50,7 +50,7 @@ DEVICE uint32_t end_of(const DepthsCastParams& p, uint32_t group) {
   return end < 0 ? 0 : static_cast<uint32_t>(end) < p.rows ? end : p.rows;
 }
 
-// Finds a tile's group, by all threads of the CTA. Gives a group without rows if there is no such tile.
+// Finds a tile's group. All threads of the CTA call it. Returns a group without rows if the tile does not exist.
 DEVICE Group group_of(const DepthsCastParams& p, GroupStorage& shared, uint32_t tile) {
   const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index();
   if (thread == 0) ptx::st_shared_v4_b32(&shared.group, 0, 0, 0, 0);
@@ -75,7 +75,7 @@ DEVICE Group group_of(const DepthsCastParams& p, GroupStorage& shared, uint32_t 
       tiles += warp < thread / 32 ? of_warp.x : 0, depth += warp < thread / 32 ? of_warp.y : 0;
       tiles_before += of_warp.x, depth_before += of_warp.y;
     }
-    const bool has_room = depth + own_depth <= p.room;  // whatever the ends are, nothing leads outside of the outputs
+    const bool has_room = depth + own_depth <= p.room;  // even with wrong ends, no write may be outside the outputs
     if (tile >= tiles && tile - tiles < own_tiles && has_room)
       ptx::st_shared_v4_b32(&shared.group, first_row, rows, depth, (tile - tiles) * kBlock);
     ptx::syncthreads();
@@ -84,14 +84,14 @@ DEVICE Group group_of(const DepthsCastParams& p, GroupStorage& shared, uint32_t 
   return {found.x, found.y, found.z, found.w, tile};
 }
 
-// The tile of a group with this first column.
+// Makes the tile of a group that begins at this column.
 DEVICE Tile tile_of(const Group& group, uint32_t column) {
   Tile tile(BlockOfRows(0, 1, 0xffffffff));
   tile.row = group.row, tile.column = column;
   return tile;
 }
 
-// Where the transposed values of `k` columns of a group go.
+// Returns the outputs for the transposed values of a group with `k` columns.
 DEVICE TileCastParams target_of(const Group& group, uint8_t* columns, uint8_t* scales, uint32_t stride_of_block, uint32_t k) {
   TileCastParams target = {};
   target.columns = columns + uint64_t{group.first_depth} * k;
@@ -102,7 +102,7 @@ DEVICE TileCastParams target_of(const Group& group, uint8_t* columns, uint8_t* s
   return target;
 }
 
-// Where the gradient of gate and up of a group goes.
+// Returns the outputs for a group's gradient of gate and up.
 DEVICE TileCastParams gradient_target_of(const DepthsCastParams& p, const Group& group) {
   TileCastParams target = target_of(group, p.columns, p.column_scales, p.stride_of_block, p.k);
   target.values = p.values + uint64_t{group.first_row} * p.k, target.values_pitch = p.k;
@@ -114,7 +114,7 @@ DEVICE float weight_of(const DepthsCastParams& p, const Group& group, uint32_t r
   return row < group.rows ? ptx::ld_global_f32(p.row_weights + group.first_row + row) : 0.f;
 }
 
-// Writes `compute(e)` for each element `e`, rounded to the type of x.
+// Sets each element `e` of a piece to `compute(e)`, rounded to the type of x.
 template <typename Compute>
 DEVICE void store_elements(Piece& piece, Compute compute) {
 #pragma unroll

@@ -1,4 +1,4 @@
-"""The kernel of casts/cast_depths.cuh, which casts groups of rows along their rows: configurations, choice, launch."""
+"""The kernel of casts/cast_depths.cuh, which casts columns within groups of rows: its configurations and launch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from .cast_tiles import Grain, TileCastConfig
 from .config import INPUTS, VECTOR_BYTES, operands, pitch, vector_of
 
 WEIGHTED = (torch.bfloat16, torch.float32)
-"""Types of rows that are cast times their weights."""
+"""Types of rows that the kernel can multiply by weights."""
 
 
 class Source(Enum):
-    """Kinds of rows that are cast. A value is a file of casts/cast, and whether it multiplies rows by their weights."""
+    """The numbers that are cast. A value is (file of casts/cast, whether rows are multiplied by their weights)."""
 
     TOKENS = "columns_of_tokens", False
-    """Tokens in the rows of their routes."""
+    """Tokens: each row of a group is the token of the row's route."""
     WEIGHTED = "columns_of_tokens", True
-    """The same, each times the weight of its row."""
+    """Tokens, each multiplied by the weight of its row."""
     SILU = "columns_of_silu", True
-    """silu(gate) * up of rows, and the gradient of gate and up, which is cast along rows too."""
+    """s = silu(gate) * up, and the gradient of gate and up. The gradient is cast along rows too."""
     SILU_AT_ONCE = "columns_of_silu_at_once", True
-    """The same where gate and up are whole blocks of 128 columns: each of their elements is loaded once."""
+    """Like SILU, if gate and up each have a multiple of 128 columns: each of their elements is loaded only once."""
     SILU_ROWS = "rows_of_silu", True
-    """Both along rows alone, in BF16, s times the weight of its row."""
+    """The gradient of gate and up, and s times the weight of its row, only along rows and in BF16."""
 
 
 OF_SILU = (Source.SILU, Source.SILU_AT_ONCE, Source.SILU_ROWS)
@@ -52,7 +52,7 @@ class DepthsCastConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people, such as "weighted bfloat16"."""
+        """Short description for people, such as "weighted bfloat16"."""
         return f"{self.source.name.lower()} {str(self.dtype).removeprefix('torch.')}"
 
     @property
@@ -63,7 +63,7 @@ class DepthsCastConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/cast_depths.cuh, which asserts that it is the same."""
+        """Size of `SharedStorage` in casts/cast_depths.cuh, which asserts that both are equal."""
         tile = self.tile.shared_bytes
         if self.source == Source.SILU_AT_ONCE:  # gate, up and ds
             tile = 3 * SCALE_BLOCK * SCALE_BLOCK * self.dtype.itemsize
@@ -82,23 +82,23 @@ class DepthsCastConfig(Config):
         )
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Return the numbers and switches that the source reads."""
         return {**self.tile.constants(), "kIsWeighted": self.source.value[1], "kSharedBytes": self.shared_bytes}
 
     def choices(self) -> dict[str, str]:
-        """Give the file that the source picks."""
+        """Return the file that the source includes."""
         return {"SOURCE": f"cast/{self.source.value[0]}.cuh"}
 
 
 @cache
 def depths_cast_config(dtype: torch.dtype, source: Source) -> DepthsCastConfig:
-    """The configuration for rows of a type. A tile in FP32 fills half of the registers, as do gate, up and ds."""
+    """Choose the configuration for rows of a type. A tile in FP32, or gate, up and ds, fill half of the registers."""
     is_large = dtype == torch.float32 or source in OF_SILU
     return DepthsCastConfig(dtype, source, 4 if source == Source.SILU_ROWS else 2 if is_large else 3)
 
 
 def reachable_depths_casts() -> list[DepthsCastConfig]:
-    """Every configuration of `cast_depths` that casts can ask for."""
+    """List every configuration of `cast_depths` that a cast may choose."""
     weighted = [depths_cast_config(dtype, Source.WEIGHTED) for dtype in WEIGHTED]
     of_tokens = [depths_cast_config(dtype, Source.TOKENS) for dtype in INPUTS]
     return [*of_tokens, *weighted, *(depths_cast_config(torch.bfloat16, source) for source in OF_SILU)]
@@ -108,34 +108,34 @@ KERNEL: Kernel[DepthsCastConfig] = Kernel("cast_depths", "DepthsCastParams", rea
 
 
 class DepthsCast(NamedTuple):
-    """A cast: its inputs and outputs. All tensors lie on one device; rows of x and ds are aligned to 16 bytes."""
+    """The inputs and outputs of a cast. All tensors are on one device. Rows of x and ds are aligned to 16 bytes."""
 
     x: Tensor
-    """`[tokens, k]`; BF16 `[rows, k]`, gate and up, if there is `ds`."""
+    """`[tokens, k]`; with `ds`, BF16 `[rows, k]`: gate and up side by side."""
     ends: Tensor
-    """int32 `[groups]`: groups follow each other without gaps."""
+    """int32 `[groups]`: the index behind each group's last row. Groups follow each other without gaps."""
     rows: int
-    """The most rows that all groups may have together."""
+    """The most rows of all groups together."""
     token_of: Tensor | None = None
     """int32 `[rows]`: the token of each row of a group."""
     row_weights: Tensor | None = None
     """FP32 `[rows]`."""
     columns: Tensor | None = None
-    """Room for the groups' transposed values, k for each depth."""
+    """Memory for the transposed values of all groups: k times the sum of the depths."""
     column_scales: Tensor | None = None
-    """`[k, blocks of 128 rows]`, scales of a block beside each other."""
+    """`[k, blocks of 128 rows]`; the scales of a block are contiguous."""
     ds: Tensor | None = None
     """BF16 `[rows, k / 2]`"""
     values: Tensor | None = None
-    """`[rows, k]`: the gradient of gate and up along rows, if there are its columns, or in BF16."""
+    """`[rows, k]`: the gradient of gate and up along rows. It needs `columns` too, unless it is BF16."""
     scales: Tensor | None = None
-    """`[rows, ceil(k / 128)]`, scales of a block of columns beside each other."""
+    """`[rows, ceil(k / 128)]`; the scales of a block of columns are contiguous."""
     activated: Tensor | None = None
-    """Room for columns of the activation, k / 2 for each depth; BF16 `[rows, k / 2]`, times weights of rows."""
+    """Memory for the transposed activation, k / 2 times the sum of the depths; or BF16 `[rows, k / 2]`, weighted."""
     activated_scales: Tensor | None = None
-    """`[k / 2, blocks of 128 rows]`, as `column_scales`."""
+    """`[k / 2, blocks of 128 rows]`, laid out like `column_scales`."""
     sums: Tensor | None = None
-    """FP32 `[ceil(k / 2 / 128), rows]`: for each row and 128 columns the sum of the activation times `ds`."""
+    """FP32 `[ceil(k / 2 / 128), rows]`: the sum of activation times `ds` for each row and 128 columns."""
     limit: float | None = None
 
 
@@ -158,7 +158,7 @@ def config_of(p: DepthsCast) -> DepthsCastConfig:
 
 
 def room_of(rows: int, groups: int) -> tuple[int, int]:
-    """Depth and blocks of 128 rows that groups need at most: each aligned, whatever their ends are.
+    """Return the largest sum of aligned depths, and the most blocks of 128 rows, for any ends of the groups.
 
     >>> room_of(40, 2)  # 1 and 39 rows: depths 16 and 48
     (64, 2)
@@ -168,7 +168,7 @@ def room_of(rows: int, groups: int) -> tuple[int, int]:
 
 
 def tiles_of(p: DepthsCast) -> tuple[int, int]:
-    """Count tiles of columns: of x or the gradient of gate and up; and of the activation, or of all three at once."""
+    """Count tiles of columns: tiles of x or of the gradient; and tiles of the activation, or of all three together."""
     k = p.x.shape[1]
     if config_of(p).source in (Source.SILU_AT_ONCE, Source.SILU_ROWS):
         return 0, ceil_div(k // 2, SCALE_BLOCK)
@@ -177,12 +177,12 @@ def tiles_of(p: DepthsCast) -> tuple[int, int]:
 
 
 def grid(p: DepthsCast) -> int:
-    """Count CTAs: one for each tile that the groups could have."""
+    """Count CTAs: one for each tile that the groups may have."""
     return room_of(p.rows, p.ends.numel())[1] * sum(tiles_of(p))
 
 
 def values_of(p: DepthsCast) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the values of the kernel's parameters by member."""
     of_gradient, of_activation = tiles_of(p)
     tiles = of_gradient + of_activation
     return {

@@ -1,4 +1,4 @@
-"""The kernel of casts/cast_rows.cuh, which casts rows: its configurations, its choice, and its launch."""
+"""The kernel of casts/cast_rows.cuh, which casts rows: its configurations, the choice of one, and its launch."""
 
 from __future__ import annotations
 
@@ -24,54 +24,54 @@ from .rules import AMAX_OF_TENSOR, BF16, FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, PER
 
 
 class Groups(Enum):
-    """Choices of the rows of x that a cast takes."""
+    """The rows of x that are cast."""
 
     NONE = auto()
-    """All."""
+    """All rows."""
     COUNTS = auto()
     """The first `count` rows of each group."""
     UNTIL = auto()
-    """All rows up to where the last group ends: groups without gaps between them."""
+    """All rows up to the end of the last group, if groups have no gaps between them."""
     ENDS = auto()
-    """Rows from where the group before ended, aligned, to where each ends."""
+    """The rows of each group, from the aligned end of the previous group to the group's end."""
 
 
 ROWS = {Groups.NONE: "rows_all", Groups.UNTIL: "rows_until"}
-"""Files of casts/cast for rows that lie without gaps."""
+"""Files of casts/cast for rows without gaps."""
 MAX_GROUPS = 1024
 BLOCKS_OF_GROUPS = (MX_BLOCK, SCALE_BLOCK, 0)
-"""Columns under a scale, for rows of groups, for activations, and for rows that go to routes; 0: all columns."""
+"""Columns under a scale for rows of groups, for activations, and for rows that are copied to routes; 0: all columns."""
 LANES = (32, 128, 256, 512)
-"""Lanes of a team that takes whole rows: the fewest that hold one."""
+"""Numbers of lanes of a team that casts whole rows. The smallest team that can hold a row is chosen."""
 PIECES = 4
 """Pieces of a row that a lane holds."""
 MOST_PARTS = 1024
-"""CTAs that share out a tensor to find its amax."""
+"""The most CTAs that share the search for a tensor's amax."""
 
 
 @dataclass(frozen=True)
 class CastConfig(Config):
-    """One configuration of `cast_rows`. A team of lanes casts `rows` rows of the columns under a scale at a time."""
+    """One configuration of `cast_rows`. A team of lanes casts `rows` rows at a time, of the columns under one scale."""
 
     dtype: torch.dtype
     vector: int
-    """Elements that a lane loads at once: 16 bytes of them, or 1 if rows are not aligned for that."""
+    """Elements that a lane loads at once: 16 bytes, or one element if rows are not aligned to 16 bytes."""
     rows: int
     activates: bool = False
     """Cast silu(gate) * up instead of x itself."""
     groups: Groups = Groups.NONE
     to_routes: bool = False
-    """Write a token's row to every row of its routes."""
+    """Write a token's row to the row of each of its routes."""
     num_threads: int = 128
     ctas_per_sm: int = 8
     to: Target = PER_ROW
-    """The cast of a row."""
+    """The result of the cast of a row."""
     lanes: int = 0
-    """Lanes of a team that casts whole rows; 0: a team casts blocks."""
+    """Lanes of a team that casts whole rows; 0 if a team casts blocks."""
 
     @property
     def name(self) -> str:
-        """Short, for people: rows of a team, and elements of a load; such as "silu 4 rows of ends bfloat16 by 8"."""
+        """Short description for people, such as "silu 4 rows of ends bfloat16 by 8": 4 rows of a team, loads of 8."""
         what = "silu " * self.activates + f"{self.rows} rows"
         if self.to.format != FP8 or self.to.columns != SCALE_BLOCK:
             by = self.to.columns or f"{'all' if self.to.rows else 'a given scale'}, {self.lanes} lanes"
@@ -83,12 +83,12 @@ class CastConfig(Config):
 
     @property
     def teams(self) -> int:
-        """Groups of lanes that each cast a unit, some rows of a block, at a time."""
+        """Teams of lanes in a CTA. A team casts a unit at a time: some rows of a block."""
         return self.num_threads // (self.lanes or lanes_of(self.vector, self.to.columns))
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts that it is the same."""
+        """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts that both are equal."""
         of_warps = self.num_threads // 32 * 4 if self.groups not in ROWS or self.lanes > 32 else 0
         return of_warps + (0 if self.groups in ROWS else 3 * MAX_GROUPS * 4)
 
@@ -109,7 +109,7 @@ class CastConfig(Config):
         yield self.lanes == 0 or self.to.columns == 0 == self.rows - 1, "a block, or lanes for one whole row"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Return the numbers and switches that the source reads."""
         return {
             **cast_constants(
                 *(self, "rows", "shared_bytes", "activates"),
@@ -127,7 +127,7 @@ class CastConfig(Config):
         }
 
     def choices(self) -> dict[str, str]:
-        """Give the files that the source picks."""
+        """Return the files that the source includes."""
         return {
             "FORMAT": f"cast/{self.to.format.source}.cuh",
             "ROWS": f"cast/{ROWS.get(self.groups, 'rows_of_groups')}.cuh",
@@ -149,7 +149,7 @@ def cast_config(
     to: Target = PER_ROW,
     lanes: int = 0,
 ) -> CastConfig:
-    """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
+    """Choose the configuration for rows of a type. `is_aligned`: lanes may load and store 16 bytes at once."""
     vector = vector_of(dtype, is_aligned)
     if lanes:
         num_threads, threads_per_sm = max(lanes, 128), 1024 if to.rows and not activates else 768
@@ -158,7 +158,7 @@ def cast_config(
     if to.format in (FP4, MXFP4):
         return CastConfig(dtype, vector, 1 if is_few else 4, to=to)
     lanes = lanes_of(vector, to.columns)
-    # Teams that look for their rows among groups first take more of them at a time.
+    # A team must first find its rows among groups, so it casts more rows at a time.
     of_groups = groups in (Groups.COUNTS, Groups.ENDS)
     rows = 1 if is_few or to_routes else 4 if of_groups else 2 if activates else min(8, lanes)
     num_threads = 256 if to_routes or rows == 2 else 128
@@ -167,20 +167,20 @@ def cast_config(
 
 
 def num_units(config: CastConfig, m: int, k: int) -> int:
-    """Count the units that teams of lanes take: some rows of a block."""
+    """Count the units of a cast: a unit is some rows of a block, which a team casts at a time."""
     return ceil_div(m, config.rows) * ceil_div(k, config.to.columns or k)
 
 
 def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
-    """A team for each unit; if only the GPU knows how many there are, no more than run at a time."""
+    """Count CTAs: a team for each unit. If only the GPU knows the number of units, no more CTAs than run at a time."""
     ctas = ceil_div(num_units(config, m, k), config.teams)
     most = MOST_PARTS if config.to == AMAX_OF_TENSOR else num_sms * config.ctas_per_sm
     return ctas if config.groups == Groups.NONE and config.to != AMAX_OF_TENSOR else least(ctas, most)
 
 
 def reachable_cast() -> list[CastConfig]:
-    """Every configuration of `cast_rows` that casts can ask for."""
-    plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)  # casts of plain rows know no ends
+    """List every configuration of `cast_rows` that a cast may choose."""
+    plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)  # plain rows are never cast by ends
     kinds = [(activates, groups, False) for activates, some in ((False, plain), (True, silu)) for groups in some]
     kinds += [(False, Groups.NONE, True)]
     rows = [(dtype, is_aligned, is_few) for dtype in INPUTS for is_aligned in (True, False) for is_few in (True, False)]
@@ -200,7 +200,7 @@ def reachable_cast() -> list[CastConfig]:
     ]
     of_blocks = [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
     unscaled = [cast_config(*which, to_routes=True, to=UNSCALED) for which in rows if which[-1]]
-    # A product writes gate and up, in rows that begin where 16 bytes may.
+    # A product writes gate and up, in rows that are aligned to 16 bytes.
     unscaled += [cast_config(INPUTS[0], True, is_few, True, Groups.UNTIL, to=UNSCALED) for is_few in (False, True)]
     return of_groups + of_blocks + unscaled + of_rows
 
@@ -209,42 +209,42 @@ KERNEL: Kernel[CastConfig] = Kernel("cast_rows", "CastParams", reachable_cast)
 
 
 class RowCast(NamedTuple):
-    """A cast: its inputs and outputs. All tensors lie on one device; x and values are contiguous in rows."""
+    """The inputs and outputs of a cast. All tensors are on one device. The rows of x and of values are contiguous."""
 
     x: Tensor
-    """`[m, k]`; `[m, 2 k]`, gate and up, if it is activated."""
+    """`[m, k]`; with `gating`, `[m, 2 k]`: gate and up side by side."""
     values: Tensor
-    """`[m, k]` of E4M3 or BF16; `[rows of routes, k]` with `row_of`; bytes `[m, k / 2]` of E2M1."""
+    """E4M3 or BF16 `[m, k]`; with `row_of`, `[rows of routes, k]`. E2M1 is bytes `[m, k / 2]`."""
     scales: Tensor | None
-    """One for each row of values and `to.columns` columns, by any strides; `[groups, rows, blocks]` with `counts`. If
-    `to.rows` is 0 the one that is given, or room for the largest magnitude of each team. None beside BF16."""
+    """Scales for each row of values and `to.columns` columns, with any strides; `[groups, rows, blocks]` with `counts`.
+    If `to.rows` is 0: the given scale, or memory for the largest magnitude of each team. None if values are BF16."""
     to: Target = PER_ROW
-    """The cast of a row: its columns under a scale, and its format."""
+    """The result of the cast of a row: its columns under a scale, and its format."""
     gating: Gating | None = None
-    """The activation of gate and up that is cast."""
+    """The activation of gate and up; None casts x itself."""
     row_weights: Tensor | None = None
     """FP32 `[m]`: factors of activated rows."""
     counts: Tensor | None = None
-    """int32 `[groups]`: the first rows of each m / groups that are cast."""
+    """int32 `[groups]`: the number of rows to cast of each group. A group has m / groups rows."""
     ends: Tensor | None = None
-    """int32 `[groups]`: groups follow each other, each from the end of the one before, aligned."""
+    """int32 `[groups]`: the ends of groups. Each group begins at the aligned end of the previous group."""
     alignment: int = 1
     row_of: Tensor | None = None
-    """int32 `[m, topk]`: the rows of `values` that each row of x goes to, -1 for none."""
+    """int32 `[m, topk]`: the rows of `values` to which each row of x is cast; -1 for no row."""
 
     @property
     def k(self) -> int:
-        """Columns that are cast: two for each byte of FP4 values."""
+        """Number of columns that are cast. A byte of FP4 values has two columns."""
         return self.values.shape[1] * self.to.format.per_byte
 
     @property
     def sizes(self) -> Tensor | None:
-        """Counts or ends of groups, as the kernel reads them."""
+        """The counts or the ends of groups, by the name of the kernel's parameter."""
         return self.ends if self.counts is None else self.counts
 
 
 def run(p: RowCast, *, is_dependent: bool = False) -> None:
-    """Cast on the GPU of x. `is_dependent`: as for `Kernel.run`."""
+    """Cast on the GPU of x. `is_dependent`: as in `Kernel.run`."""
     if p.x.numel() == 0 or p.values.numel() == 0:
         return
     device = p.x.get_device()
@@ -257,8 +257,8 @@ def run(p: RowCast, *, is_dependent: bool = False) -> None:
 def config_of(p: RowCast, num_sms: int) -> CastConfig:
     """Choose the configuration.
 
-    Lanes load 16 bytes at once if x and values are aligned for that. Teams take several rows if that still gives all
-    SMs work; a whole row has the fewest lanes that hold it.
+    Lanes load 16 bytes at once if x and values are aligned. Teams cast several rows at a time if all SMs still have
+    work. A team for whole rows has the fewest lanes that can hold a row.
     """
     has_gaps = p.ends is not None and (p.alignment > 1 or p.ends.numel() == 0)
     of_ends = Groups.NONE if p.ends is None else Groups.ENDS if has_gaps else Groups.UNTIL
@@ -269,7 +269,7 @@ def config_of(p: RowCast, num_sms: int) -> CastConfig:
         activates=p.gating is not None,
         groups=of_ends if p.counts is None else Groups.COUNTS,
         to_routes=p.row_of is not None,
-        to=replace(p.to, use_ue8m0=False, min_amax=0.0, mn_major=False),  # numbers of a launch
+        to=replace(p.to, use_ue8m0=False, min_amax=0.0, mn_major=False),  # these are parameters of the launch
     )
     if not p.to.columns:
         whole = [choose(False, lanes=lanes) for lanes in LANES]
@@ -279,7 +279,7 @@ def config_of(p: RowCast, num_sms: int) -> CastConfig:
 
 
 def is_aligned(x: Tensor, values: Tensor, per_byte: int = 1) -> bool:
-    """Tell whether lanes may load 16 bytes at once, and store their values at once."""
+    """Tell whether a lane may load 16 bytes of x at once, and store the values of these elements at once."""
     elements = ADDRESS_ALIGNMENT // x.element_size()
     stored = elements // per_byte
     return (
@@ -292,15 +292,15 @@ def is_aligned(x: Tensor, values: Tensor, per_byte: int = 1) -> bool:
 
 
 def block_reciprocal(k: int, block: int = SCALE_BLOCK) -> int:
-    """Give the reciprocal that `BlockOfRows` of casts/cast/values.cuh uses to divide by the blocks of a row."""
+    """Compute the reciprocal by which `BlockOfRows` of casts/cast/values.cuh divides by the blocks of a row."""
     return min((1 << 32) // ceil_div(k, block), (1 << 32) - 1)
 
 
 def values_of(p: RowCast) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the values of the kernel's parameters by member."""
     (m, _), k, scales = p.x.shape, p.k, p.scales
     gating = p.gating or Gating()
-    # The extra gap between groups: zero if all rows follow each other like the rows of one matrix.
+    # The extra gap between groups: zero if the rows of all groups are evenly spaced, like the rows of one matrix.
     further = 0
     if scales is not None and scales.dim() == 3:
         further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1)
@@ -324,11 +324,11 @@ def values_of(p: RowCast) -> dict[str, Any]:
 
 
 def gating_values(gating: Gating, *, is_weighted: bool = False) -> dict[str, Any]:
-    """Give the members of parameters that say how a kernel activates; `is_weighted`: rows have weights."""
+    """Return the parameters of a kernel's activation by member. `is_weighted`: rows have weights."""
     return {
         "limit": math.inf if gating.limit is None else gating.limit,
         "alpha": gating.alpha,
-        "beta": gating.beta or -0.0,  # which no sum notices, a zero's sign neither
+        "beta": gating.beta or -0.0,  # adding -0.0 changes no number, not even a zero's sign
         "alpha_reciprocal": 1 / gating.alpha,
         "beta_reciprocal": 1 / gating.beta if gating.beta else 0.0,
         "gating": 2 if gating.name == "situ" else int(gating != Gating() or is_weighted),

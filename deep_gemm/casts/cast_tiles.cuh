@@ -1,9 +1,9 @@
 // Casts 128x128 tiles of a matrix x [m, k]; cast/tile.cuh lists the outputs.
 //
-// A CTA takes a tile, and starts all of its loads before it uses the first.
+// A CTA casts one tile. It issues all its loads before it uses the first.
 #pragma once
 #include "cast/tile.cuh"
-#include "tile_cast_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "tile_cast_params_layout.cuh"  // asserts that core/params.py has the same layout
 
 using SharedStorage = TileStorage;
 static_assert(sizeof(SharedStorage) == kSharedBytes, "TileCastConfig.shared_bytes and TileStorage differ");
@@ -16,7 +16,7 @@ DEVICE void load_tile(const TileCastParams& p, Tile& tile) {
   }
 }
 
-// The matrix of a tile, where matrices [m, k] follow each other, each transposed by itself. `tile` becomes its tile.
+// Returns the parameters of a tile's matrix, if x is several matrices [m, k]. `tile` becomes the tile in this matrix.
 DEVICE TileCastParams matrix_of(const TileCastParams& p, BlockOfRows& tile) {
   const uint32_t tiles_m = ceil_div(p.m, kBlock), matrix = tile.row / tiles_m;
   tile.row -= matrix * tiles_m;

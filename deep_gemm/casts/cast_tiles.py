@@ -1,4 +1,4 @@
-"""The kernel of casts/cast_tiles.cuh, which casts tiles: its configurations, its choice, and its launch."""
+"""The kernel of casts/cast_tiles.cuh, which casts tiles: its configurations, the choice of one, and its launch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .rules import FP8, Target
 
 
 class Grain(Enum):
-    """The part of a tile that shares a scale, for values `[m, k]` like x. The values here name the kernel's switches.
+    """The part of a tile that shares a scale, for values `[m, k]` like x. A member's value is a switch of the kernel.
 
-    Instead of 128 it may be 64 or 32, except for rows.
+    Except for ROWS, 128 may also be 64 or 32.
     """
 
     ROWS = "kCastsRows"
@@ -29,8 +29,8 @@ class Grain(Enum):
     CHANNELS = "kCastsChannels"
     """Each column and 128 rows."""
     BLOCKS = "kCastsBlocks"
-    """Each 128x128 block. With `column_bytes` the cast gives transposed values, each matrix by itself; then values
-    `[m, k]` may be left out."""
+    """Each 128x128 block. With `column_bytes`, the cast also writes transposed values, for each matrix separately. Then
+    values `[m, k]` may be left out."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class TileCastConfig(Config):
 
     dtype: torch.dtype
     vector: int
-    """Elements that a lane loads at once: 16 bytes of them, or 1 if rows are not aligned for that."""
+    """Elements that a lane loads at once: 16 bytes, or one element if rows are not aligned to 16 bytes."""
     grain: Grain | None
-    """The scales of values that lie as x does; None: there are no such values."""
+    """The part that shares a scale of values `[m, k]`; None if the cast writes no such values."""
     column_bytes: int
-    """Bytes of the transposed values that a lane stores at once: 16, or 1 if they are not aligned; 0: none."""
+    """Bytes of transposed values that a lane stores at once: 16, or 1 if not aligned. 0: no transposed values."""
     ctas_per_sm: int = 2
     num_threads: int = 256
     block: int = SCALE_BLOCK
-    """Rows under one scale; of blocks the columns too."""
+    """Rows under a scale; for blocks also the columns."""
 
     @property
     def name(self) -> str:
-        """Short, for people, such as "rows, columns by 16, bfloat16 by 8"."""
+        """Short description for people, such as "rows, columns by 16, bfloat16 by 8"."""
         parts = [self.grain.name.lower()] if self.grain else []
         parts += [f"columns by {self.column_bytes}"] if self.column_bytes else []
         parts += [f"a scale for {self.block}"] if self.block != SCALE_BLOCK else []
@@ -59,7 +59,7 @@ class TileCastConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/cast_tiles.cuh, which asserts that it is the same."""
+        """Size of `SharedStorage` in casts/cast_tiles.cuh, which asserts that both are equal."""
         lanes = lanes_of(self.vector)
         parts = SCALE_BLOCK // self.block
         has_columns = self.grain == Grain.CHANNELS or (self.column_bytes > 0 and not turns_blocks(self))
@@ -84,7 +84,7 @@ class TileCastConfig(Config):
         yield self.num_threads == 2 * SCALE_BLOCK, "a thread for each row and each column of a tile"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Return the numbers and switches that the source reads."""
         return {
             **cast_constants(self, "column_bytes", "shared_bytes"),
             "kScaleBlock": self.block,
@@ -106,10 +106,10 @@ def tile_cast_config(
     has_aligned_columns: bool = True,
     block: int = SCALE_BLOCK,
 ) -> TileCastConfig:
-    """The configuration of `cast_tiles` for rows of a type.
+    """Choose the configuration of `cast_tiles` for rows of a type.
 
-    `is_aligned`: lanes may load 16 bytes of x at once, and store their values at once. `has_aligned_columns`: rows of
-    the transposed values are aligned to 16 bytes.
+    `is_aligned`: lanes may load 16 bytes of x at once, and store the values of these elements at once.
+    `has_aligned_columns`: rows of the transposed values are aligned to 16 bytes.
     """
     column_bytes = (VECTOR_BYTES if has_aligned_columns else 1) if with_columns else 0
     vector = vector_of(dtype, is_aligned)
@@ -121,7 +121,7 @@ def tile_cast_config(
 
 
 def reachable_tile_casts() -> list[TileCastConfig]:
-    """Every configuration of `cast_tiles` that casts can ask for."""
+    """List every configuration of `cast_tiles` that a cast may choose."""
     outputs = [(Grain.ROWS, True), (None, True), (Grain.CHANNELS, False), (Grain.BLOCKS, False)]
     found = [
         tile_cast_config(dtype, grain, with_columns, is_aligned, has_aligned_columns, block)
@@ -138,26 +138,26 @@ KERNEL: Kernel[TileCastConfig] = Kernel("cast_tiles", "TileCastParams", reachabl
 
 
 class TileCast(NamedTuple):
-    """A cast: its inputs and outputs. All tensors lie on one device; x and values are contiguous in rows."""
+    """The inputs and outputs of a cast. All tensors are on one device. The rows of x and of values are contiguous."""
 
     x: Tensor
-    """`[m, k]`; the rows of all matrices if blocks are transposed."""
+    """`[m, k]`. If blocks are transposed, it has the rows of all matrices."""
     to: Target
-    """The cast that gives `values`; if there are no values, the one that gives columns, row by row."""
+    """The cast that makes `values`; without `values`, the cast of each row of `columns`."""
     values: Tensor | None = None
-    """`[m, k]`; beside transposed blocks it may be left out."""
+    """`[m, k]`; may be None if blocks are transposed."""
     scales: Tensor | None = None
-    """Scales of `values`, or of the blocks."""
+    """Scales of `values`; if blocks are transposed, scales of the blocks."""
     columns: Tensor | None = None
-    """`[k, m]`: the transposed values; of blocks `[matrices, k, m]`."""
+    """The transposed values `[k, m]`; if blocks are transposed, `[matrices, k, m]`."""
     column_scales: Tensor | None = None
-    """`[k, ceil(m / block)]`, beside `columns` that are no blocks."""
+    """Scales of `columns`, `[k, ceil(m / block)]`; None if blocks are transposed."""
     column_amaxes: Tensor | None = None
-    """FP32 `[k]`: the largest magnitude of each whole column. All tiles then write its scale, one of `[k, 1]`."""
+    """FP32 `[k]`: the largest magnitude of each whole column. Then a column has one scale, written by all its tiles."""
 
     @property
     def grain(self) -> Grain | None:
-        """The part of `values` that has a scale."""
+        """The part of `values` that shares a scale."""
         if self.scales is None:
             return None
         if self.to.rows == 1:
@@ -172,13 +172,13 @@ def run(p: TileCast) -> None:
 
 
 def grid(p: TileCast) -> int:
-    """A CTA for each 128x128 tile of each matrix."""
+    """Count CTAs: one for each 128x128 tile of each matrix."""
     matrices = 1 if p.columns is None or p.columns.dim() == 2 else p.columns.shape[0]
     return matrices * ceil_div(p.x.shape[0] // matrices, SCALE_BLOCK) * ceil_div(p.x.shape[1], SCALE_BLOCK)
 
 
 def config_of(p: TileCast) -> TileCastConfig:
-    """Choose the configuration: lanes load and store 16 bytes at once where everything lies so that they may."""
+    """Choose the configuration: lanes load and store 16 bytes at once if all tensors are aligned."""
     columns = p.columns
     return tile_cast_config(
         p.x.dtype,
@@ -192,7 +192,7 @@ def config_of(p: TileCast) -> TileCastConfig:
 
 
 def values_of(p: TileCast) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the values of the kernel's parameters by member."""
     m, k = p.x.shape
     return {
         **operands(KERNEL.params, p),

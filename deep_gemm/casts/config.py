@@ -1,4 +1,4 @@
-"""The common parts of kernels that cast: the types that they take, and the constants of casts/cast/values.cuh."""
+"""The common parts of kernels that cast: the types of their inputs, and the constants of casts/cast/values.cuh."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..core.kernel import constants_of
 from ..core.params import Kind, Params
 
 VECTOR_BYTES = 16
-"""Bytes that a lane loads at once if rows are aligned for that."""
+"""Bytes that a lane loads at once if rows are aligned to this number."""
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def cast_constants(
     config: Any, *fields: str, block: int = SCALE_BLOCK, marks_blocks: bool = False, activates: bool = False
 ) -> dict[str, int | bool]:
-    """Give the constants of casts/cast/values.cuh, and `fields` of a configuration as constants.
+    """Return the constants of casts/cast/values.cuh, and `fields` of a configuration as constants.
 
-    `marks_blocks`: the scale of a block with a NaN or an infinity is NaN.
+    `marks_blocks`: the scale of a block with a NaN or an infinity becomes NaN.
     """
     return {
         "kBlock": block,
@@ -36,7 +36,7 @@ def cast_constants(
 
 
 def lanes_of(vector: int, block: int = SCALE_BLOCK) -> int:
-    """Count the lanes of a team, which takes `block` columns of a row."""
+    """Count the lanes of a team, which casts `block` columns of a row."""
     return block // (4 if vector == 1 else vector)
 
 
@@ -47,15 +47,15 @@ def vector_of(dtype: torch.dtype, is_aligned: bool) -> int:
 
 @cache
 def pointers(params: Params) -> tuple[str, ...]:
-    """List the names of the tensors that a kernel takes, in order."""
+    """List the names of a kernel's tensors, in the order of its parameters."""
     return tuple(field.name for field in params.fields if field.kind is Kind.POINTER)
 
 
 def operands(params: Params, problem: Any) -> dict[str, Any]:
-    """Give a problem's tensors, or None, by the names that a kernel has for them."""
+    """Return a problem's tensors (or None) by the names of the kernel's parameters."""
     return {name: getattr(problem, name) for name in pointers(params)}
 
 
 def pitch(x: Tensor | None, dim: int) -> int:
-    """Count bytes from one index of a dimension to the next; 0 if x is None."""
+    """Return the bytes from one index of a dimension to the next; 0 if x is None."""
     return 0 if x is None else x.stride(dim) * x.element_size()

@@ -1,8 +1,8 @@
-"""Casts of groups of rows along their rows, for the gradients of experts' weights: the host reads no value of a GPU.
+"""Casts of columns within groups of rows, for gradients of experts' weights. The host reads no value of a GPU.
 
-Groups of rows follow each other without gaps, and `ends` says where each ends. A group's depth in a product is its
-number of rows, aligned to 16: zeros follow its rows. On a GPU results have room for the largest depths that groups can
-have, and memory behind the last group is undefined.
+Groups of rows follow each other without gaps; `ends` has each group's end. A group's depth in a product is its number
+of rows, rounded up to 16: zeros follow its rows. On a GPU, results have memory for the largest depths that the groups
+can have, and the memory behind the last group is undefined.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .fp8 import k_grouped_cast_to_fp8, per_token_cast_to_fp8
 from .rules import UNSCALED, Quantized, Target, empty_scales, empty_values
 
 COLUMNS, GRADIENT, ACTIVATED = (("columns", "column_scales"), ("values", "scales"), ("activated", "activated_scales"))
-"""Members of `DepthsCast`."""
+"""Names of members of `DepthsCast`: values and their scales."""
 
 
 class GroupedRows(NamedTuple):
@@ -37,18 +37,18 @@ class GroupedRows(NamedTuple):
     ends: Tensor
     """int32 `[groups]`"""
     token_of: Tensor
-    """int32 `[rows]`: each row's token. Behind the last end it may be any token."""
+    """int32 `[rows]`: each row's token. Rows behind the last end may have any token."""
 
     @property
     def depths(self) -> Tensor:
-        """int32 `[groups]`: depths of products along the groups' rows."""
+        """int32 `[groups]`: the depths of groups in a product, which are multiples of 16."""
         return (self.counts + (K_MULTIPLE - 1)) & -K_MULTIPLE
 
 
 def cast_along_groups(x: Tensor, groups: GroupedRows, row_weights: Tensor | None = None) -> Quantized:
-    """Cast tokens `[tokens, k]` in the rows of groups, times FP32 weights of rows, along each group's rows.
+    """Cast the columns of groups of rows. A row is its token in x `[tokens, k]`, times the row's FP32 weight.
 
-    The result equals `k_grouped_cast_to_fp8` of `x[token_of].T` for the groups' depths, with scales m-major. Weighted
+    The result equals `k_grouped_cast_to_fp8` of `x[token_of].T` with the groups' depths and m-major scales. Weighted
     rows are first rounded to the type of x; weighted FP16 rows are rounded to FP32.
     """
     return run(ALONG, (x, groups, row_weights))  # type: ignore[no-any-return]
@@ -76,16 +76,16 @@ ALONG = Function(
 
 
 class SiluCasts(NamedTuple):
-    """The casts that backward takes of the activation s = silu(gate) * up."""
+    """The casts that a backward pass needs for the activation s = silu(gate) * up."""
 
     rows: Any
-    """The gradient of gate and up, `[rows, 2 i]`, along rows, scales m-major; `Rows` if they are BF16."""
+    """The gradient of gate and up `[rows, 2 i]`, cast along rows, with m-major scales; or BF16 `Rows`."""
     columns: Quantized | None
-    """The same along each group's rows."""
+    """The gradient of gate and up, cast along the columns of each group."""
     activated: Any
-    """s along each group's rows; or BF16 `Rows` of s times their weights."""
+    """s, cast along the columns of each group; or BF16 `Rows` of s times the rows' weights."""
     of_weights: Tensor | None
-    """FP32 `[parts, rows]`: parts of the gradient of the weights of rows, which the caller sums up."""
+    """FP32 `[parts, rows]`: parts of the gradient of the rows' weights. The caller adds the parts up."""
 
 
 def cast_silu_gradient(
@@ -99,12 +99,12 @@ def cast_silu_gradient(
     activation_too: bool = True,
     scaled: bool = True,
 ) -> SiluCasts:
-    """Cast the gradient of gate and up along rows and along each group's rows, and the activation along the latter.
+    """Cast the gradient of gate and up along rows and along the columns of each group, and s along these columns.
 
-    `h`: BF16 `[rows, 2 i]`, gate first; `ds`: BF16 `[rows, i]`, the gradient of s without the FP32 weights of rows,
-    None if only the activation is wanted. Every step is rounded to FP32, and numbers to cast to BF16; `limit`: as for
-    `silu_mul_cast_to_fp8`. Rows behind the last end may hold anything, and their results are undefined. A GPU sums up
-    the gradient of a weight in an order of its own, always the same one. Unless they are `scaled`, results are BF16.
+    `h`: BF16 `[rows, 2 i]`, gate first. `ds`: BF16 `[rows, i]`, the gradient of s without the rows' FP32 weights; None
+    if only s is needed. Every step is rounded to FP32, and numbers to cast are rounded to BF16. `limit` is as in
+    `silu_mul_cast_to_fp8`. Rows behind the last end may have any content, and their results are undefined. A GPU adds
+    up a weight's gradient in its own order, which is always the same. Without `scaled`, results are BF16.
     """
     said = limit, gradient_too, activation_too, scaled
     return run(SILU, (h, ds, groups, row_weights), said)  # type: ignore[no-any-return]
@@ -122,7 +122,7 @@ def _cast_silu(
     scaled: bool,
 ) -> SiluCasts:
     rows, both = h.shape
-    ds = h[:, : both // 2] if ds is None else ds  # such a caller ignores the gradient of weights
+    ds = h[:, : both // 2] if ds is None else ds  # without ds, the caller ignores the weights' gradient
     if has_kernels(h):
         columns = gradient = of_s = sums = None
         if gradient_too:
@@ -134,7 +134,7 @@ def _cast_silu(
         made: dict[str, Any] = {"sums": sums}
         for names, pair in ((COLUMNS, columns), (GRADIENT, gradient), (ACTIVATED, of_s)):
             made |= zip(names, pair or (None, None), strict=True)
-        ends = groups.ends if scaled else groups.ends[groups.ends.shape[0] - 1 :]  # rows of all groups are alike
+        ends = groups.ends if scaled else groups.ends[groups.ends.shape[0] - 1 :]  # only the last end matters
         cast_depths.run(DepthsCast(h, ends, rows, row_weights=row_weights, ds=ds, limit=limit, **made))
         return SiluCasts(gradient, columns, of_s, sums)
     of_rows = columns = of_s = of_weights = None
@@ -157,7 +157,7 @@ SILU = Function(
 
 
 class Silu(NamedTuple):
-    """FP32 s = silu(gate) * up, and its derivatives by gate and up."""
+    """FP32 s = silu(gate) * up, and the derivatives of s by gate and by up."""
 
     s: Tensor
     of_gate: Tensor
@@ -166,7 +166,7 @@ class Silu(NamedTuple):
 
     @classmethod
     def of(cls, h: Tensor, limit: float | None) -> Silu:
-        """Activate rows that hold gate and up side by side."""
+        """Compute s and its derivatives for rows of gate and up side by side."""
         gate, up = (half.float() for half in h.chunk(2, dim=1))
         cut_gate = gate if limit is None else gate.clamp_max(limit)
         cut_up = up if limit is None else up.clamp(-limit, limit)
@@ -179,18 +179,18 @@ class Silu(NamedTuple):
         return cls(silu * cut_up, of_gate, of_up)
 
     def gradient(self, ds: Tensor) -> Tensor:
-        """The gradient of gate and up, side by side."""
+        """Return the gradient of gate and up, side by side."""
         return torch.cat([ds * self.of_gate, ds * self.of_up], dim=1)
 
 
 def _room(rows: int, k: int, groups: GroupedRows, x: Tensor) -> Quantized:
-    """Make room for columns of all groups."""
+    """Allocate values and scales for the columns of all groups."""
     depth, blocks = room_of(rows, groups.ends.numel())
     return empty_values((k * depth,), x), empty_scales((k,), blocks * SCALE_BLOCK, x, mn_major=True)
 
 
 def _along_groups(rows: Tensor, groups: GroupedRows) -> Quantized:
-    """Cast rows along each group's rows by torch. The host waits for the groups' sizes."""
+    """Cast the columns of each group by torch. The host waits for the groups' sizes."""
     counts, depths = groups.counts.tolist(), groups.depths.tolist()
     parts = torch.split(rows, [*counts, len(rows) - sum(counts)])[: len(counts)]
     padded = [F.pad(part, (0, 0, 0, depth - len(part))) for part, depth in zip(parts, depths, strict=True)]

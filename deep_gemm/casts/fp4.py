@@ -1,11 +1,11 @@
 """Casts to FP4 values with FP32 scales, and back.
 
-A value is E2M1, one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign. Two lie in an int8, the first in its lower half. The
+A value is E2M1: a sign and 0, 0.5, 1, 1.5, 2, 3, 4 or 6. An int8 holds two values, the first in its lower half. The
 rules of all casts (casts/rules.py) hold, with 6 in place of 448: a scale is the block's largest finite magnitude
-over 6, a block without a finite non-zero value has scale 1. A quotient is rounded to the nearest value, a tie to the
-one with an even mantissa. E2M1 has no NaN, so the scale of a block with a NaN or an infinity is NaN.
+divided by 6, and a block without a finite non-zero value has scale 1. A quotient is rounded to the nearest value, and a
+tie to the value with an even mantissa. E2M1 has no NaN, so the scale of a block with a NaN or an infinity is NaN.
 
-On a Hopper GPU a kernel casts where 32 or 128 columns share a scale; all else is torch's, on any device.
+On a Hopper GPU, a kernel casts if 32 or 128 columns share a scale. torch makes all other casts, on any device.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def per_token_cast_to_fp4(
 ) -> Quantized:
     """Cast to FP4 with one scale for each row and each `gran_k` columns.
 
-    `x` is `[..., m, k]` of any floating type, k even; the result is values int8 `[..., m, k / 2]` and scales FP32
-    `[..., m, ceil(k / gran_k)]`, powers of two with `use_ue8m0`, and with `use_packed_ue8m0` too int32 of four each.
+    `x` is `[..., m, k]` of any floating type, with an even k. The result is values int8 `[..., m, k / 2]` and scales
+    FP32 `[..., m, ceil(k / gran_k)]`. With `use_ue8m0`, scales are powers of two. With `use_packed_ue8m0` too, an int32
+    has four scales.
 
     >>> values, scales = per_token_cast_to_fp4(torch.tensor([[12.0, -6.0, 1.0, 0.0]]))
     >>> [hex(byte & 0xFF) for byte in values[0].tolist()], scales.tolist()
@@ -41,25 +42,24 @@ def per_token_cast_to_fp4(
     if x.dim() < 2 or x.shape[-1] % 2:
         raise ValueError(f"x: expected shape (..., m, k) with an even k, got {tuple(x.shape)}")
     if use_packed_ue8m0 and not use_ue8m0:
-        raise ValueError("use_packed_ue8m0: expected use_ue8m0 with it")
+        raise ValueError("use_packed_ue8m0: expected use_ue8m0 with packed scales")
     to = Target(1, gran_k, use_ue8m0, format=FP4)
     values, scales = cast_blocks(x, to) if is_dispatched(x) else cast_checked(x, to)
     return values.view(torch.int8), packed_rows(scales) if use_packed_ue8m0 else scales
 
 
 def quantize_mxfp4(w: Tensor) -> Quantized:
-    """Quantize weights to MXFP4: FP4 values with a power of two for each 32 along k.
+    """Quantize weights to MXFP4: FP4 values with a power of two as the scale of each 32 columns.
 
-    `w` is `[n, k]` or `[groups, n, k]`, BF16, FP16 or FP32, k a multiple of 32. The result is what products of FP4
-    weights take: bytes (torch.uint8) `[..., n, k / 2]`, the value of an even k in the lower half, and exponents
-    (torch.uint8) `[..., n, k / 32]`: a byte s means 2^(s - 127). `cast_back_from_fp4` with `gran_k=32` is the
-    way back.
+    `w` is `[n, k]` or `[groups, n, k]`, BF16, FP16 or FP32, and k is a multiple of 32. Products accept the result as an
+    FP4 weight: bytes (torch.uint8) `[..., n, k / 2]`, with the value of an even k in the lower half, and exponents
+    (torch.uint8) `[..., n, k / 32]`. A byte s means 2^(s - 127). `cast_back_from_fp4` with `gran_k=32` converts back.
 
-    A group's scale is the least power of two, from 2^-126 on, that is at least a seventh of the largest magnitude.
-    Quotients are rounded to the nearest value, ties to the even code, and those above 6 become 6. Weights that are
-    MXFP4 already come back as they were. A group of zeros takes the largest scale of its 128 columns, or 1 if these are
-    all zeros: it never stands in the way of folding its neighbours' scales. A group with a NaN or an infinity has the
-    scale 255, which is NaN, so that no product hides it.
+    A scale of 32 columns is the smallest power of two, at least 2^-126, that is at least a seventh of their largest
+    magnitude. Quotients are rounded to the nearest value, ties to the even code, and quotients above 6 become 6.
+    Weights that already are MXFP4 numbers do not change. 32 zeros get the largest scale of their 128 columns, or 1 if
+    all 128 are zeros, so that they never prevent a fold of their neighbours' scales. 32 columns with a NaN or an
+    infinity have the exponent 255, which means NaN, so that a product shows it.
 
     >>> packed, scales = quantize_mxfp4(torch.tensor([[12.0, -6.0, 1.0, 0.0] * 8]))
     >>> [hex(byte) for byte in packed[0, :2].tolist()], scales.tolist()
@@ -81,7 +81,7 @@ def quantize_mxfp4(w: Tensor) -> Quantized:
 
 
 def _exponents(scales: Tensor, largest: Tensor) -> Tensor:
-    """Give the exponents of groups with these scales and these largest magnitudes, which NaN and infinity are too."""
+    """Return the exponent of each 32 columns, from their scale and largest magnitude (which may be NaN or infinite)."""
     groups = scales.shape[-1]
     exponents = (scales.view(torch.int32) >> FP32_MANTISSA_BITS).masked_fill(largest == 0, 0)
     exponents.masked_fill_(~largest.isfinite(), 0)
@@ -96,9 +96,9 @@ def _exponents(scales: Tensor, largest: Tensor) -> Tensor:
 
 
 def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_packed_ue8m0: bool = False) -> Tensor:
-    """Get the FP32 numbers `[..., m, k]` that FP4 values `[..., m, k / 2]` and their scales stand for.
+    """Convert FP4 values `[..., m, k / 2]` and their scales back to FP32 numbers `[..., m, k]`.
 
-    Scales are as for `cast_back_from_fp8`, or exponents as `quantize_mxfp4` gives them.
+    Scales are as in `cast_back_from_fp8`, or exponents as returned by `quantize_mxfp4`.
 
     >>> cast_back_from_fp4(*per_token_cast_to_fp4(torch.tensor([[12.0, -6.0, 1.0, 0.0]]))).tolist()
     [[12.0, -6.0, 1.0, 0.0]]
@@ -112,7 +112,7 @@ def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, us
 
 @accepts_names(a="packed")
 def transpose_packed_fp4(packed: Tensor) -> Tensor:
-    """Transpose FP4 values: int8 `[..., m, k / 2]`, m even, becomes `[..., k, m / 2]`.
+    """Transpose FP4 values: int8 `[..., m, k / 2]`, with an even m, becomes `[..., k, m / 2]`.
 
     >>> transpose_packed_fp4(torch.tensor([[0x21], [0x43]], dtype=torch.int8)).tolist() == [[0x31], [0x42]]
     True
@@ -131,5 +131,5 @@ def _unpacked(packed: Tensor) -> Tensor:
 
 
 def codes_of(packed: Tensor) -> Tensor:
-    """Give the two codes of each byte, the one in its lower half first."""
+    """Return the two codes of each byte, the lower half's first."""
     return torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)

@@ -1,4 +1,4 @@
-"""Casts to FP8 values with FP32 scales and back, for one row, one column or one block at a time."""
+"""Casts to FP8 values with FP32 scales, and back. A scale is for columns of a row, rows of a column, or a block."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def per_token_cast_to_fp8(
     masked_m: Tensor | None = None,
     use_packed_ue8m0: bool = False,
 ) -> Quantized:
-    """Cast with one scale for each row and each `gran_k` columns: activations.
+    """Cast with one scale for each row and each `gran_k` columns, as activations need.
 
-    `x` is `[..., m, k]` of any floating type; the result is values `[..., m, k]` (torch.float8_e4m3fn) and scales
+    `x` is `[..., m, k]` of any floating type. The result is values `[..., m, k]` (torch.float8_e4m3fn) and scales
     `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. With `mn_major`, for `[m, k]` and `[groups, m, k]`,
-    scales lie as `get_mn_major_tma_aligned_tensor` would lay them: products then load them as they are. With
-    `masked_m`, int32 `[groups]` for x `[groups, m, k]`, only the first `masked_m[g]` rows of each group count: the
-    others may hold anything, and their result is undefined (on the CPU zeros with scale 1). As in every cast,
-    `use_ue8m0` rounds scales up to powers of two, and `min_amax` is the least that a block's largest magnitude counts
-    as. With `use_packed_ue8m0` too, scales are int32 `[..., m, ceil(k / gran_k / 4)]`, four exponents in each
-    (`pack_ue8m0_to_int`), and with `mn_major` as `get_mn_major_tma_aligned_packed_ue8m0_tensor` would lay them.
-    `gran_k=0` means all of a row: scales are `[..., m, 1]`, and never packed. On a Hopper GPU a kernel casts where 32,
-    64, 128 or all columns share a scale; all else is torch's.
+    scales have the layout of `get_mn_major_tma_aligned_tensor`, which products load directly. With `masked_m`, int32
+    `[groups]` for x `[groups, m, k]`, only the first `masked_m[g]` rows of each group are cast. The other rows may have
+    any content, and their results are undefined (on the CPU zeros with scale 1). As in every cast, `use_ue8m0` rounds
+    scales up to powers of two, and `min_amax` replaces smaller values of a block's largest magnitude. With
+    `use_packed_ue8m0` too, scales are int32 `[..., m, ceil(k / gran_k / 4)]` with four exponents each
+    (`pack_ue8m0_to_int`); with `mn_major`, in the layout of `get_mn_major_tma_aligned_packed_ue8m0_tensor`. `gran_k=0`
+    means all columns: scales are `[..., m, 1]` and never packed. On a Hopper GPU, a kernel casts if 32, 64, 128 or all
+    columns share a scale. torch makes all other casts.
 
     >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, -224.0, 0.0]], [[2.0]])
     """
     if use_packed_ue8m0 and (not use_ue8m0 or masked_m is not None):
-        raise ValueError("use_packed_ue8m0: expected use_ue8m0, and no masked_m, with it")
+        raise ValueError("use_packed_ue8m0: expected use_ue8m0 and no masked_m with packed scales")
     said = use_ue8m0, gran_k, min_amax, mn_major
     if masked_m is None:
         return run(ROWS, (x,), (*said, use_packed_ue8m0))  # type: ignore[no-any-return]
@@ -70,7 +70,7 @@ def per_token_cast_to_fp8(
 
 
 def cast_checked(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
-    """Check and compute a cast; with counts, of the first rows of each group."""
+    """Check and compute a cast. With `masked_m`, cast only the first rows of each group."""
     no_gradient("x", x)
     check_rows(x, to.mn_major, masked_m)
     to = to.checked(x)
@@ -86,7 +86,7 @@ def cast_checked(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quant
 
 
 def stored(scales: Tensor, to: Target) -> Tensor:
-    """Give FP32 scales of rows as a cast stores them."""
+    """Convert FP32 scales of rows to the type and layout of the cast's result."""
     if to.packs:
         return words_laid_out(scales) if to.mn_major else packed_rows(scales)
     return lay_scales.laid_out(scales) if to.mn_major else scales
@@ -99,20 +99,20 @@ def per_rows(
     mn_major: bool = False,
     use_packed_ue8m0: bool = False,
 ) -> Target:
-    """The cast of `per_token_cast_to_fp8`."""
+    """Make the target of `per_token_cast_to_fp8`."""
     if use_packed_ue8m0 and gran_k == 0:
-        raise ValueError("use_packed_ue8m0: expected gran_k above 0 with it, got 0: a row's only scale fills no word")
+        raise ValueError("use_packed_ue8m0: expected gran_k above 0, got 0: a row's only scale does not fill a word")
     return Target(1, granularity(gran_k, 0), use_ue8m0, min_amax, mn_major, use_packed_ue8m0)
 
 
 def per_blocks(use_ue8m0: bool, gran_k: int, min_amax: float, *, columns: int | None = None) -> Target:
-    """The cast of `per_block_cast_to_fp8`, with `columns` columns under a scale."""
+    """Make the target of `per_block_cast_to_fp8`, with `columns` columns under a scale if given."""
     rows = granularity(gran_k)
     return Target(rows, rows if columns is None else columns, use_ue8m0, min_amax)
 
 
 per_channels = partial(per_blocks, columns=1)
-"""The cast of `per_channel_cast_to_fp8`."""
+"""Makes the target of `per_channel_cast_to_fp8`."""
 
 
 def _rows_operator(x: Tensor, *said: Any, masked_m: Tensor | None = None) -> Quantized:
@@ -129,7 +129,7 @@ OF_ONE: dict[str, Any] = {
     "wants_checks": lambda tensors: cuts_gradient(tensors, ()),
     "free": [FREE_ROWS],
 }
-"""The tensors of a cast, whether it must refuse a gradient's way, and sizes that calls of one record differ in."""
+"""Arguments of `Function` for a cast of one tensor: its gradient is refused, and its number of rows is free."""
 
 
 def _of_many_rows(name: str, cast: Callable[..., Target]) -> Function:
@@ -153,9 +153,9 @@ CHANNELS, BLOCKS = _of_many_rows("per_channel", per_channels), _of_many_rows("pe
 def per_channel_cast_to_fp8(
     x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0
 ) -> Quantized:
-    """Cast with one scale for each column and each `gran_k` rows: operands that are transposed afterwards.
+    """Cast with one scale for each column and each `gran_k` rows, for operands that are transposed afterwards.
 
-    `x` is `[..., k, n]` of any floating type; the result is values `[..., k, n]` and scales
+    `x` is `[..., k, n]` of any floating type. The result is values `[..., k, n]` and scales
     `[..., ceil(k / gran_k), n]`.
 
     >>> values, scales = per_channel_cast_to_fp8(torch.tensor([[896.0, 448.0], [448.0, 0.0]]))
@@ -168,9 +168,9 @@ def per_channel_cast_to_fp8(
 def per_block_cast_to_fp8(
     x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0
 ) -> Quantized:
-    """Cast with one scale for each block of `gran_k` rows and columns: weights.
+    """Cast with one scale for each block of `gran_k` rows and columns, as weights need.
 
-    `x` is `[..., n, k]` of any floating type; the result is values `[..., n, k]` and scales
+    `x` is `[..., n, k]` of any floating type. The result is values `[..., n, k]` and scales
     `[..., ceil(n / gran_k), ceil(k / gran_k)]`.
 
     >>> values, scales = per_block_cast_to_fp8(torch.full((130, 256), 448.0))
@@ -183,10 +183,10 @@ def per_block_cast_to_fp8(
 def per_tensor_cast_to_fp8(
     x: Tensor, scale: Tensor | None = None, use_ue8m0: bool = False, *, min_amax: float = 0.0
 ) -> Quantized:
-    """Cast with one scale for all of a tensor: its own, FP32 `[1]`, or a given one, as checkpoints have for inputs.
+    """Cast with one scale for a whole tensor: its own scale, FP32 `[1]`, or a given scale, as in checkpoints.
 
-    A given `scale`, FP32 of one element, is given back. Values are then x / scale, whatever the scale is: 448 of its
-    sign where that is more, infinity too (by a zero), and NaN where it is NaN or x is not finite.
+    A given `scale`, FP32 of one element, is also returned. Values are then x / scale for any scale. Quotients above
+    448, also infinite ones (x / 0), become 448 with their sign. A NaN quotient or an infinite x becomes NaN.
 
     >>> values, scale = per_tensor_cast_to_fp8(torch.tensor([[896.0, -448.0], [448.0, 0.0]]))
     >>> values.float().tolist(), scale.tolist()
@@ -212,11 +212,11 @@ TENSOR = Function(
 
 
 def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.0) -> tuple[Quantized, Quantized]:
-    """Cast a matrix and its transpose, each with one scale for each row and 128 columns, as training needs both.
+    """Cast a matrix and its transpose, each with one scale for each row and 128 columns. Training needs both.
 
     `x` is `[m, k]` of any floating type. The result is `per_token_cast_to_fp8(x, mn_major=True)` and
     `per_token_cast_to_fp8(x.T, mn_major=True)`: values `[m, k]` with scales `[m, ceil(k / 128)]`, and values `[k, m]`
-    with scales `[k, ceil(m / 128)]`. Products load these scales as they are. A GPU reads `x` once.
+    with scales `[k, ceil(m / 128)]`. Products load these scales directly. A GPU reads `x` only once.
 
     >>> (values, scales), (values_t, scales_t) = cast_both_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
@@ -248,10 +248,10 @@ def k_grouped_cast_to_fp8(
 ) -> Quantized:
     """Cast operands of a k-grouped product: `x` is `[m, sum(ks)]`, the groups' columns side by side.
 
-    The result is what `k_grouped_fp8_gemm_nt_contiguous` takes: the one-dimensional concatenation of each group's
+    The result is an operand of `k_grouped_fp8_gemm_nt_contiguous`: the one-dimensional concatenation of each group's
     row-major `[m, k_g]` values, and scales `[m, sum(ceil(k_g / 128))]`. No scale spans two groups. With `mn_major`,
-    scales lie as `get_mn_major_tma_aligned_tensor` would lay them: the product then loads them as they are. On a GPU
-    nothing copies `x`, be it row-major or, as `x.t()` is, the transpose of a row-major matrix.
+    scales have the layout of `get_mn_major_tma_aligned_tensor`, which the product loads directly. A GPU does not copy
+    `x` if it is row-major, or if it is the transpose of a row-major matrix, such as `x.t()`.
 
     >>> values, scales = k_grouped_cast_to_fp8(torch.ones(4, 160), [128, 32])
     >>> values.shape, scales.shape
@@ -276,21 +276,21 @@ def k_grouped_cast_to_fp8(
 def per_custom_dims_cast_to_fp8(
     x: Tensor, dims: Sequence[int], use_ue8m0: bool = False, *, min_amax: float = 0.0
 ) -> Quantized:
-    """Cast with one scale for each index of the dimensions `dims`: one for all the others of a slice.
+    """Cast with one scale for each index of the dimensions `dims`: all other dimensions share it.
 
-    The result is values of x's shape, and scales of the sizes of `dims`, in the order of x's dimensions.
+    The result is values of x's shape, and scales whose shape is the sizes of `dims`, in the order of x's dimensions.
 
     >>> values, scales = per_custom_dims_cast_to_fp8(torch.tensor([[896.0, -448.0], [448.0, 0.0]]), (0,))
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, -224.0], [448.0, 0.0]], [2.0, 1.0])
     """
     check_castable(x)
-    x = x.detach()  # whose copy would be computed from it
+    x = x.detach()  # else the copy below would require a gradient
     kept = sorted({dim % max(x.dim(), 1) for dim in integers("dims", dims)})
     if any(not -x.dim() <= dim < x.dim() for dim in dims):
-        raise ValueError(f"dims: expected dimensions of x, which has {x.dim()}, got {tuple(dims)}")
+        raise ValueError(f"dims: expected some of the {x.dim()} dimensions of x, got {tuple(dims)}")
     others = [dim for dim in range(x.dim()) if dim not in kept]
-    # [..., as x] -> [slices, elements of one]
+    # [..., as x] -> [slices, elements of a slice]
     rows = x.permute(*kept, *others).reshape(prod(x.shape[dim] for dim in kept), prod(x.shape[dim] for dim in others))
     values, scales = per_token_cast_to_fp8(rows, use_ue8m0, 0, min_amax=min_amax)
     in_order = values.view([x.shape[dim] for dim in (*kept, *others)])
@@ -300,11 +300,11 @@ def per_custom_dims_cast_to_fp8(
 
 @accepts_names(x_fp8="x")
 def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_packed_ue8m0: bool = False) -> Tensor:
-    """Get the FP32 numbers that FP8 values and their scales stand for, each rounded once.
+    """Convert FP8 values and their scales back to FP32 numbers. Each number is rounded once.
 
-    `x` is `[..., m, k]`; `sf` is `[..., m, ceil(k / gran_k)]`, or one for each block,
-    `[..., ceil(m / gran_k), ceil(k / gran_k)]`, in FP32, as UE8M0 exponents (torch.uint8) or, for rows, as packed
-    UE8M0, which `use_packed_ue8m0` insists on. `gran_k=0`: `sf` is `[..., m, 1]`, or of one element for all.
+    `x` is `[..., m, k]`. `sf` is `[..., m, ceil(k / gran_k)]`, or has a scale for each block:
+    `[..., ceil(m / gran_k), ceil(k / gran_k)]`. Scales are FP32, UE8M0 exponents (torch.uint8), or, for rows, packed
+    UE8M0; `use_packed_ue8m0` requires packed scales. `gran_k=0`: `sf` is `[..., m, 1]`, or one element for all rows.
 
     >>> cast_back_from_fp8(*per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))).tolist()
     [[896.0, -448.0, 0.0]]
@@ -320,7 +320,7 @@ def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_pac
 
 
 def scaled_back(x: Tensor, sf: Tensor, gran_k: int, use_packed_ue8m0: bool, name: str) -> Tensor:
-    """Multiply FP32 numbers `[..., m, k]`, of values that are called `name`, with scales of rows or of blocks."""
+    """Multiply FP32 numbers `[..., m, k]` by scales of rows or of blocks. Errors call the numbers `name`."""
     gran_k = granularity(gran_k, 0)
     check_dense("sf", sf)
     if use_packed_ue8m0 and sf.dtype != torch.int32:

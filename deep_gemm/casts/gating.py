@@ -1,4 +1,4 @@
-"""Gated activations: their names, their parameters, and their definition by torch."""
+"""Gated activations: names, parameters, and definition by torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..core.check.numbers import finite, positive
 
 LEAST_SIGMOID = 2.0**-126
 DEFAULTS = {"swiglu": (1.0, 0.0), "situ": (4.0, 25.0)}
-"""alpha and beta of each activation that a caller does not give."""
+"""alpha and beta of each activation if the caller passes none."""
 
 
 class Gating(NamedTuple):
     """A gated activation: its name, and its parameters.
 
-    - `swiglu`: gate * sigmoid(alpha * gate) * (up + beta), gate cut off above `limit`, up beyond +-limit.
+    - `swiglu`: gate * sigmoid(alpha * gate) * (up + beta), gate at most `limit`, and up within +-`limit`.
     - `situ`: alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta).
     """
 
@@ -27,12 +27,12 @@ class Gating(NamedTuple):
 
     @property
     def is_silu(self) -> bool:
-        """Tell whether it is silu(gate) * up, with a limit or without, which products can compute themselves."""
+        """Tell whether this is silu(gate) * up, with or without a limit. Products can compute it themselves."""
         return self == Gating(limit=self.limit)
 
 
 def gating_of(activation: str, alpha: float | None, beta: float | None, limit: float | None) -> Gating:
-    """Check the activation that a caller names, and its parameters."""
+    """Check the name and the parameters of an activation."""
     if not isinstance(activation, str) or activation not in DEFAULTS:
         raise ValueError(f"activation: expected one of {list(DEFAULTS)}, got {activation!r}")
     usual = DEFAULTS[activation]
@@ -46,10 +46,10 @@ def gating_of(activation: str, alpha: float | None, beta: float | None, limit: f
 
 
 def activated(x: Tensor, gating: Gating) -> Tensor:
-    """Activate rows that hold gate and up side by side, in FP32.
+    """Activate rows of gate and up side by side, in FP32.
 
-    FP64 gives the FP32 numbers nearest to sigmoid and tanh. The bits of torch's FP32 sigmoid depend on where an element
-    lies in its tensor.
+    Sigmoid and tanh are computed in FP64 and rounded to the nearest FP32 number, because the bits of torch's FP32
+    sigmoid depend on an element's position in its tensor.
     """
     gate, up = (half.float() for half in x.chunk(2, dim=-1))
     if gating.name == "situ":

@@ -1,11 +1,11 @@
-// Scales as TMA loads them: FP32 [groups, m, k_blocks] of any strides, copied so that rows lie beside each other (m-major); or FP32
-// that is made of words of UE8M0, [groups, m, ceil(k_blocks / 4)].
+// Copies scales to the layout that TMA loads: FP32 [groups, m, k_blocks] with any strides becomes m-major (scales of
+// successive rows are adjacent). Words of UE8M0, [groups, m, ceil(k_blocks / 4)], are converted to FP32.
 //
 //   sf, any strides -> registers -> a tile in shared memory -> out, strides (k_blocks * pitch, 1, pitch)
 //
-// A CTA takes kRows rows of kBlocks blocks of k, and starts all of its loads before it stores the first. Successive
-// threads read along k or along m, whichever way scales lie beside each other, and write along m. The gap between the
-// last row and the pitch is not written. FP32 is moved as bits, so a NaN keeps its own.
+// A CTA copies kRows rows of kBlocks k-blocks, and issues all its loads before it stores the first. Successive threads
+// read along k or along m, in the direction in which scales are adjacent, and write along m. The gap between the last
+// row and the pitch is not written. FP32 is copied as bits, so a NaN keeps its bits.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -16,18 +16,18 @@
 struct ScalesParams {
   const uint32_t* sf;
   uint32_t* out;
-  uint64_t group_stride, stride_m, stride_k;  // of sf, in elements; 0 where all are one
-  uint64_t pitch;                             // of out: from a block of k to the next
+  uint64_t group_stride, stride_m, stride_k;  // of sf, in elements; 0 repeats a scale
+  uint64_t pitch;                             // of out, in elements: from a k-block to the next
   uint32_t m, k_blocks;
   uint32_t reads_along_m;
   uint32_t are_words;
 };
-#include "scales_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "scales_params_layout.cuh"  // asserts that core/params.py has the same layout
 
 constexpr uint32_t kEach = kRows * kBlocks / kNumThreads;  // elements of a thread
 
 struct SharedStorage {
-  uint32_t tile[kBlocks][kRows + 1];  // a word more, so that successive blocks of a row lie in different banks
+  uint32_t tile[kBlocks][kRows + 1];  // one more word: successive blocks of a row are in different banks
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "ScalesConfig.shared_bytes and SharedStorage differ");
 

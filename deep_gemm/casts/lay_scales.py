@@ -1,4 +1,4 @@
-"""The kernel of casts/lay_scales.cuh, which lays scales out as TMA loads them, and where it takes torch's place."""
+"""The kernel of casts/lay_scales.cuh, which copies scales to the layout that TMA loads, and the choice to use it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..core.kernel import Config, Kernel
 
 @dataclass(frozen=True)
 class ScalesConfig(Config):
-    """The configuration: there is one. A CTA copies `rows` rows of `blocks` blocks of k."""
+    """The only configuration. A CTA copies the scales of `rows` rows and `blocks` k-blocks."""
 
     rows: int = 64
     blocks: int = 32
@@ -29,17 +29,17 @@ class ScalesConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people: rows x blocks."""
+        """Short description for people: rows x blocks."""
         return f"{self.rows}x{self.blocks}"
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/lay_scales.cuh, which asserts that it is the same."""
+        """Size of `SharedStorage` in casts/lay_scales.cuh, which asserts that both are equal."""
         return self.blocks * (self.rows + 1) * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """Yield (holds, rule) pairs for a configuration that the kernel can be built for."""
-        yield self.rows * self.blocks % self.num_threads == 0, "as many scales for each thread"
+        yield self.rows * self.blocks % self.num_threads == 0, "an equal number of scales for each thread"
 
 
 CONFIG = ScalesConfig()
@@ -47,14 +47,14 @@ KERNEL: Kernel[ScalesConfig] = Kernel("lay_scales", "ScalesParams", lambda: [CON
 
 
 def mn_major(sf: Tensor) -> Tensor:
-    """Give FP32 scales `[m, k_blocks]` or `[groups, m, k_blocks]` as TMA loads them: themselves if they lie so."""
+    """Return FP32 scales `[m, k_blocks]` or `[groups, m, k_blocks]` in TMA's layout. Copy them only if needed."""
     return sf if is_mn_major_tma_aligned(sf) else laid_out(sf)
 
 
 def laid_out(sf: Tensor, k_blocks: int | None = None) -> Tensor:
-    """Copy scales of any strides to FP32 scales that TMA can load.
+    """Copy scales with any strides to FP32 scales that TMA can load.
 
-    `k_blocks`: scales of a row, needed if `sf` may be UE8M0: words, or bytes whose memory consists of whole words.
+    `k_blocks`: the scales of a row. It is needed if `sf` may be UE8M0, in words or in bytes that form whole words.
     """
     return run_call(LAID, (sf,), (k_blocks,))  # type: ignore[no-any-return]
 
@@ -72,25 +72,25 @@ LAID = Function(_laid_out, _laid_out, lambda sf: (sf,), never)
 
 
 def has_kernel(sf: Tensor) -> bool:
-    """Tell whether scales lie on a GPU that the kernel is for."""
+    """Tell whether scales are on a GPU that can run the kernel."""
     device = sf.get_device()
     return device >= 0 and is_hopper(device)
 
 
 def run(sf: Tensor, out: Tensor) -> None:
-    """Copy scales, FP32 or words, to `out`, which `empty_mn_major` gave, on the GPU that they are on."""
+    """Copy scales, FP32 or words, on their GPU to `out`, which `empty_mn_major` has made."""
     if sf.numel() != 0:
         KERNEL.run(CONFIG, values_of(sf, out), grid(CONFIG, out), sf.get_device())
 
 
 def grid(config: ScalesConfig, out: Tensor) -> int:
-    """A CTA for each tile of each group."""
+    """Count CTAs: one for each tile of each group."""
     *groups, m, k_blocks = out.shape
     return (groups[0] if groups else 1) * ceil_div(m, config.rows) * ceil_div(k_blocks, config.blocks)
 
 
 def values_of(sf: Tensor, out: Tensor) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the values of the kernel's parameters by member."""
     *group_strides, stride_m, stride_k = sf.stride()
     return {
         "sf": sf,

@@ -1,4 +1,4 @@
-"""Operators of casts. A fake kernel takes all arguments of its cast, and uses some of them."""
+"""Operators of casts. A fake kernel has all arguments of its cast, and uses some of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .rules import Quantized, Target, check_groups, check_matrix, check_rows, ch
 
 
 def fake_cast(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
-    """Stand for a cast."""
+    """Check a cast and return fake results."""
     check_rows(x, to.mn_major, masked_m)
     return to.checked(x).empty(x.shape, x)  # type: ignore[no-any-return]
 
 
 def fake_of(cast: Callable[..., Target]) -> Callable[..., Quantized]:
-    """Give the fake kernel of a cast of any tensor."""
+    """Make the fake kernel of a cast of any tensor."""
     return lambda x, masked_m=None, **said: fake_cast(x, cast(**said), masked_m)
 
 
@@ -33,20 +33,20 @@ def both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Tensor, Tensor, T
 
 
 def fake_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float) -> list[Tensor]:
-    """Stand for a cast of all of a tensor."""
+    """Check a cast with one scale for a whole tensor and return fake results."""
     checked_tensor(x, scale, use_ue8m0, min_amax)
     return [empty_values(x.shape, x), x.new_empty(1, dtype=torch.float32)][: 1 + (scale is None)]
 
 
 def fake_both(x: Tensor, **said: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Stand for a cast of a matrix and its transpose."""
+    """Check a cast of a matrix and its transpose and return fake results."""
     check_matrix(x)
     to = fp8.per_rows(**said, mn_major=True)
     return *fake_cast(x, to), *fake_cast(x.t(), to)
 
 
 def fake_groups(x: Tensor, ks: Sequence[int], min_amax: float, mn_major: bool, **_: object) -> Quantized:
-    """Stand for a cast of groups of columns."""
+    """Check a cast of groups of columns and return fake results."""
     check_groups(x, ks, min_amax)
     m = x.shape[0]
     blocks = sum(ceil_div(k, SCALE_BLOCK) for k in ks)
@@ -54,13 +54,13 @@ def fake_groups(x: Tensor, ks: Sequence[int], min_amax: float, mn_major: bool, *
 
 
 def lay(sf: Tensor) -> Tensor:
-    """Lay scales out, always in new memory: an operator must not return its own input."""
+    """Copy scales to TMA's layout, always to new memory, because an operator must not return its input."""
     check_scales(sf)
     return laid_out(sf)
 
 
 def fake_lay(sf: Tensor) -> Tensor:
-    """Stand for scales laid out."""
+    """Check scales and return fake scales in TMA's layout."""
     check_scales(sf)
     return empty_mn_major(sf)
 

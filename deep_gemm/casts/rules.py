@@ -1,4 +1,4 @@
-"""The common rules of all casts: their scales, checks of their arguments, and memory for their results."""
+"""The common rules of all casts: scales, checks of arguments, and memory for results."""
 
 from __future__ import annotations
 
@@ -20,66 +20,66 @@ FP8_MAX = 448.0
 MX_BLOCK = 32
 MIN_SCALE = 2.0**-126
 LAYER_TYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""Types of activations that layers take."""
+"""Types of activations that layers accept."""
 
 Quantized = tuple[Tensor, Tensor]
 """FP8 values and their FP32 scales."""
 Rows = tuple[Tensor, Tensor | None]
-"""The same, or BF16 rows, which have no scales."""
+"""FP8 values and their FP32 scales, or BF16 rows and None."""
 
 
 class Format(NamedTuple):
-    """A type that elements are cast to."""
+    """A format of values that elements are cast to."""
 
     name: str
     largest: float
-    """The quotient of a block's largest magnitude and its scale."""
+    """A block's largest magnitude divided by its scale."""
     dtype: torch.dtype
     per_byte: int
-    """Values in an element of `dtype`, which is a byte if values are scaled."""
+    """Values in an element of `dtype`. With scales, an element is a byte."""
     blocks: tuple[int, ...]
-    """Counts of columns under a scale with kernels for them."""
+    """Numbers of columns under a scale that kernels support."""
     has_nan: bool
-    """Values have a NaN. If not, the scale of a block with a NaN or an infinity is NaN."""
+    """The format has a NaN. If not, the scale of a block with a NaN or an infinity becomes NaN."""
     source: str
-    """The file of casts/cast that stores this format."""
+    """The file of casts/cast that packs and stores this format."""
 
 
 FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK), True, "fp8")
 """E4M3"""
 FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False, "e2m1")
-"""E2M1, two to a byte."""
+"""E2M1, two values in a byte."""
 MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False, "e2m1")
-"""E2M1 too, with scales that leave magnitudes of up to 7, which become 6: only from 7 on, 8 is nearer."""
+"""E2M1, with scales for quotients up to 7. Quotients above 6 become 6: the next value, 8, would not be nearer."""
 BF16 = Format("bf16", 0.0, torch.bfloat16, 1, (SCALE_BLOCK,), True, "bf16")
-"""Numbers themselves, without scales."""
+"""BF16 numbers, without scales."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A cast's result: the rows and columns under a scale, the scale's rules and layout, and the type of values."""
+    """The result of a cast: rows and columns under a scale, rules and layout of scales, and the format of values."""
 
     rows: int = 1
-    """Rows under a scale; 0: all, under a given scale."""
+    """Rows under a scale; 0: all rows share a given scale."""
     columns: int = SCALE_BLOCK
-    """Columns under a scale; 0: all of a row."""
+    """Columns under a scale; 0: all columns."""
     use_ue8m0: bool = False
     """Scales are powers of two."""
     min_amax: float = 0.0
-    """The least that a block's largest magnitude counts as."""
+    """A block's largest magnitude is raised to at least this."""
     mn_major: bool = False
-    """Scales lie as products load them."""
+    """Scales have the layout that products load."""
     packs: bool = False
-    """Four scales, powers of two, are packed into an int32."""
+    """Four scales, which are powers of two, are packed into an int32."""
     format: Format = FP8
 
     @property
     def block(self) -> int:
-        """The larger side of a block under one scale; 0 for all of a row."""
+        """The larger of the rows and columns under a scale; 0 if a scale is for whole rows."""
         return max(self.rows, self.columns) if self.columns else 0
 
     def checked(self, x: Tensor) -> Target:
-        """Check the tensor that is cast, and give the same with `min_amax` as a number."""
+        """Check the tensor to cast. Return this target with `min_amax` as a checked number."""
         check_castable(x)
         if x.dim() < 2:
             raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
@@ -87,7 +87,7 @@ class Target:
         return replace(self, min_amax=magnitude("min_amax", self.min_amax))
 
     def empty(self, shape: Sequence[int], x: Tensor) -> Any:
-        """Make room for values and scales of elements `[..., m, k]`, on the device of `x`: `Quantized`, or `Rows`."""
+        """Allocate values and scales of elements `[..., m, k]` on the device of `x`: `Quantized`, or `Rows`."""
         *batch, m, k = shape
         values = empty("values", (*batch, m, k // self.format.per_byte), self.format.dtype, x.device)
         if self.format == BF16:
@@ -100,7 +100,7 @@ class Target:
 PER_ROW, PER_BLOCK, PER_TENSOR = Target(), Target(SCALE_BLOCK, SCALE_BLOCK), Target(0, 0)
 UNSCALED = Target(format=BF16)
 AMAX_OF_TENSOR = Target(0, 0, format=FP8._replace(name="amax"))
-"""Gives no values, and instead of scales the largest magnitude that each team of lanes met."""
+"""A cast without values: instead of scales, each team of lanes stores the largest magnitude that it has read."""
 
 
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
@@ -114,8 +114,8 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
 
 
 def scales_of(amax: Tensor, largest: float, use_ue8m0: bool) -> Tensor:
-    """Scales that bring magnitudes of at most `amax` to at most `largest`, by the rules of all casts."""
-    # Divides by a tensor, since a GPU divides by a number inexactly, through its reciprocal.
+    """Compute scales by the rules of all casts: magnitudes up to `amax` become quotients up to `largest`."""
+    # Divide by a tensor: torch on a GPU divides by a number inexactly, by multiplying with its reciprocal.
     scales = (amax / amax.new_full((), largest)).clamp_min(MIN_SCALE)
     if use_ue8m0:
         scales = ceil_to_ue8m0(scales)
@@ -123,7 +123,7 @@ def scales_of(amax: Tensor, largest: float, use_ue8m0: bool) -> Tensor:
 
 
 def empty_values(shape: Sequence[int], x: Tensor) -> Tensor:
-    """Make room for FP8 values on the device of `x`."""
+    """Allocate FP8 values on the device of `x`."""
     return empty("values", shape, torch.float8_e4m3fn, x.device)
 
 
@@ -136,9 +136,9 @@ def empty_scales(
     gran_k: int = SCALE_BLOCK,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Make room for the scales of rows, `[..., m]`; with `mn_major` they lie as products load them.
+    """Allocate scales for `rows`, `[..., m]`. With `mn_major`, scales have the layout that products load.
 
-    With `dtype` int32, each element has room for four scales.
+    With `dtype` int32, each element holds four scales.
     """
     *batch, m = rows
     blocks = ceil_div(k, gran_k * UE8M0_PER_WORD if dtype == torch.int32 else gran_k) if gran_k else 1
@@ -150,7 +150,7 @@ def empty_scales(
 
 
 def granularity(gran_k: object, least: int = 1) -> int:
-    """Check how many columns share a scale; 0, if `least` allows it, means all."""
+    """Check the number of columns that share a scale. If `least` is 0, then 0 is allowed and means all columns."""
     number = as_integer(gran_k)
     if number is None or number < least:
         raise ValueError(f"gran_k: expected a positive integer{', or 0 for all' * (not least)}, got {gran_k!r}")
@@ -158,7 +158,7 @@ def granularity(gran_k: object, least: int = 1) -> int:
 
 
 def check_rows(x: Tensor, mn_major: bool, masked_m: Tensor | None) -> None:
-    """Check the shape of rows that are cast, and their counts; `Target.checked` checks the rest."""
+    """Check the shape of the rows to cast, and the counts of groups. `Target.checked` checks the rest."""
     if mn_major and isinstance(x, TENSORS) and x.dim() not in (2, 3):
         raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
     if masked_m is not None:
@@ -166,7 +166,7 @@ def check_rows(x: Tensor, mn_major: bool, masked_m: Tensor | None) -> None:
 
 
 def check_counts(x: Tensor, masked_m: Tensor) -> None:
-    """Check how many of its rows each group of x uses. The host reads no count of a GPU."""
+    """Check the number of rows that each group of x uses. The host reads no count on a GPU."""
     sizes: Sizes = {}
     checks.bind("x", checks.tensor("x", x), ("groups", "max_m", "k"), sizes)
     checks.int32("masked_m", masked_m, "groups", sizes["groups"])
@@ -176,7 +176,7 @@ def check_counts(x: Tensor, masked_m: Tensor) -> None:
 
 
 def checked_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float) -> Target:
-    """Check a tensor that is cast under one scale, a given one or its own; give the cast for a single row."""
+    """Check a tensor to cast with one scale, given or its own. Return the target for the tensor as a single row."""
     check_castable(x)
     to = Target(1, 0, use_ue8m0, magnitude("min_amax", min_amax))
     if scale is not None:
@@ -190,14 +190,14 @@ def checked_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: f
 
 
 def check_matrix(x: Tensor) -> None:
-    """Check a matrix that is cast together with its transpose."""
+    """Check a matrix to cast together with its transpose."""
     check_castable(x)
     if x.dim() != 2:
         raise ValueError(f"x: expected shape (m, k), got {tuple(x.shape)}")
 
 
 def check_groups(x: Tensor, ks: Sequence[int], min_amax: float) -> tuple[Sequence[int], float]:
-    """Check a cast of groups of columns, and give sizes and `min_amax` as numbers."""
+    """Check a cast of groups of columns. Return the sizes and `min_amax` as checked numbers."""
     check_castable(x)
     min_amax = magnitude("min_amax", min_amax)
     ks = integers("ks", ks)
@@ -209,7 +209,7 @@ def check_groups(x: Tensor, ks: Sequence[int], min_amax: float) -> tuple[Sequenc
 
 
 def check_castable(x: Tensor, name: str = "x") -> None:
-    """Check that a tensor is of a type that casts take. Call this before torch.no_grad(), under which casts compute."""
+    """Check that casts accept a tensor's type and gradient. Call it outside torch.no_grad(), which hides gradients."""
     no_gradient(name, x)
     check_dense(name, x)
     if not x.is_floating_point() or x.element_size() == 1:

@@ -1,9 +1,9 @@
-"""Layouts of scales, as callers ask for them.
+"""Public functions that change the layout of scales.
 
-Other GPUs load scales that are powers of two as UE8M0: the exponent alone, biased by 127, four of them in an int32, the
-first in its lowest byte. Products with FP4 weights or scales of fewer than 128 columns take these, others do not.
-Programs make them on any GPU all the same, and they are made by torch, on any device. A byte of 0, which fills up the
-last int32 of a row, counts as 0.0 when it is unpacked.
+Newer GPUs load scales that are powers of two as UE8M0: only the exponent, with a bias of 127. An int32 has four
+exponents, the first in the lowest byte. Here, only products with FP4 weights, or with scales of fewer than 128 columns,
+accept UE8M0. But programs make UE8M0 scales on any GPU, so torch makes them here on any device. Bytes of 0 fill the
+last int32 of a row, and are unpacked as 0.0.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from .lay_scales import mn_major
 
 
 def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
-    """Get scales in the layout that the kernels load: the same shape and values, m-major in memory.
+    """Return scales in the layout that the kernels load: the same shape and values, m-major in memory.
 
     `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]` with any strides. The result has `stride(-2) == 1` and a
-    `stride(-1)` that is a multiple of 4, for a single row or block too. If `sf` already has this layout, it is returned
-    itself.
+    `stride(-1)` that is a multiple of 4, also for a single row or block. If `sf` already has this layout, `sf` itself
+    is returned.
 
     >>> sf = torch.arange(6.0).view(3, 2)
     >>> out = get_mn_major_tma_aligned_tensor(sf)
@@ -53,7 +53,7 @@ def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
     """
     check_scales(sf)
     no_gradient("sf", sf)
-    if is_dispatched(sf):  # addresses are unknown; m-major scales serve at any address, as products copy unaligned ones
+    if is_dispatched(sf):  # the address is unknown: m-major scales pass, as products copy unaligned scales
         if is_mn_major(sf):
             return with_usual_strides(sf)
         return torch.ops.deep_gemm.get_mn_major_tma_aligned_tensor.default(sf)  # type: ignore[no-any-return]
@@ -73,14 +73,14 @@ def transform_sf_into_required_layout(
     disable_ue8m0_cast: bool = False,
     psum_layout: Tensor | None = None,
 ) -> Tensor:
-    """Check scales against a recipe and bring them into the layout that the kernels load.
+    """Check scales against a recipe and convert them to the layout that the kernels load.
 
-    `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` says which side `sf` is; or it is the pair
-    (rows, columns) of that side. None means (1, 128, 128). Scales of single rows get the m-major form of
-    `get_mn_major_tma_aligned_tensor`; scales of blocks stay as they are. FP32 scales are never rounded, so
+    `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` tells whether `sf` is of A or of B. Or it
+    is the pair (rows, columns) of this operand. None means (1, 128, 128). Scales of single rows get the m-major layout
+    of `get_mn_major_tma_aligned_tensor`. Scales of blocks do not change. FP32 scales are never rounded, so
     `disable_ue8m0_cast` changes nothing. Scales of 32 or 64 columns may be UE8M0 too: bytes (uint8, float8_e8m0fnu), or
-    int32 words of four along k. UE8M0 scales of 32 columns of a row become such words, in the same memory if it has
-    whole ones; other UE8M0 scales become the FP32 numbers that they stand for.
+    int32 words of four scales along k. UE8M0 scales of 32 columns of a row become words, as a view if their memory
+    consists of whole words. Other UE8M0 scales become FP32 numbers.
 
     >>> sf = torch.ones(5, 2)
     >>> transform_sf_into_required_layout(sf, 5, 256, (1, 128, 128), is_sfa=True).stride()
@@ -99,7 +99,7 @@ def transform_sf_into_required_layout(
 def pack_ue8m0_to_int(x: Tensor) -> Tensor:
     """Pack FP32 powers of two `[..., 4 j]` as UE8M0, int32 `[..., j]`. NaN and infinity become 255, UE8M0's NaN.
 
-    Whether all are powers of two is checked on the CPU alone, because the host reads no value of a GPU.
+    Numbers that are not powers of two are refused only on the CPU, because the host reads no value of a GPU.
 
     >>> [hex(word) for word in pack_ue8m0_to_int(torch.tensor([1.0, 2.0, 0.5, 1.0])).tolist()]
     ['0x7f7e807f']
@@ -131,16 +131,16 @@ def unpack_ue8m0_from_int(packed: Tensor) -> Tensor:
 
 
 def packed_rows(sf: Tensor) -> Tensor:
-    """Pack each row of scales, powers of two, filling up its last int32."""
+    """Pack each row of scales, which are powers of two. Zeros fill the last int32 of a row."""
     return pack_ue8m0_to_int(F.pad(sf, (0, align(sf.shape[-1], UE8M0_PER_WORD) - sf.shape[-1])))
 
 
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Tensor, psum_layout: Tensor | None = None) -> Tensor:
-    """Pack scales as UE8M0 and lay them m-major, in rows of a multiple of 16 bytes.
+    """Pack scales as UE8M0 words in an m-major layout, with a pitch that is a multiple of 16 bytes.
 
-    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]`, all powers of two, or the exponents themselves (uint8,
-    float8_e8m0fnu); the result is int32 `[..., mn, ceil(k_blocks / 4)]`. Such words are taken too, and given back if
-    they lie so. `psum_layout` is accepted: rows without a group are packed as well.
+    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]` of powers of two, or their exponents (uint8,
+    float8_e8m0fnu). The result is int32 `[..., mn, ceil(k_blocks / 4)]`. `sf` may also be such words: they are returned
+    as they are if they have this layout. `psum_layout` is ignored: rows without a group are packed too.
 
     >>> out = get_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(5, 6))
     >>> out.shape, out.stride(), hex(out[0, 1])
@@ -158,7 +158,7 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Tensor, psum_layout: Tensor
 
 
 def words_laid_out(sf: Tensor) -> Tensor:
-    """Pack scales that are powers of two, and lay them as TMA loads them."""
+    """Pack scales that are powers of two as words in the layout that TMA loads."""
     return _laid_out(packed_rows(sf))
 
 
@@ -176,12 +176,12 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     use_psum_layout: bool = False,
     use_padded_sf_layout: bool = False,
 ) -> Tensor:
-    """Pack scales of groups along k as UE8M0, and lay them m-major. No int32 spans two groups.
+    """Pack scales of groups along k as UE8M0 words in an m-major layout. No int32 spans two groups.
 
-    `sf` is FP32 `[sum(ceil(k_g / gran_k)), mn]`, as `per_channel_cast_to_fp8` gives them; the result is int32
-    `[sum(ceil(k_g / (4 gran_k))), mn]`, in rows of a multiple of 16 bytes. `ks_cpu` has the groups' k, multiples of
-    `k_alignment`; where it is None, `grouped_layout` has them, int32 `[groups]`, or with `use_psum_layout` where groups
-    end, and the host waits for it. `use_padded_sf_layout` is accepted as False.
+    `sf` is FP32 `[sum(ceil(k_g / gran_k)), mn]`, as from `per_channel_cast_to_fp8`. The result is int32
+    `[sum(ceil(k_g / (4 gran_k))), mn]`, with a pitch that is a multiple of 16 bytes. `ks_cpu` has the groups' k, which
+    are multiples of `k_alignment`. If `ks_cpu` is None, the host waits for `grouped_layout`, int32 `[groups]`, which
+    has the groups' k or, with `use_psum_layout`, their ends. `use_padded_sf_layout` must be False.
 
     >>> sf = torch.ones(3, 8)
     >>> out = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, None, [256, 128], 128, 128)
@@ -201,7 +201,7 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
 
 
 def _depths(ks: Sequence[int] | None, layout: Tensor | None, alignment: int, layout_is_ends: bool) -> tuple[int, ...]:
-    """Depths of groups whose scales are packed, from the host or from a tensor, which the host then reads."""
+    """Return the depths of groups whose scales are packed, from a list or from a tensor, which the host reads."""
     if ks is None and layout is None:
         raise ValueError("ks_cpu: expected a list, or grouped_layout with the same numbers, got neither")
     name = "ks_cpu" if ks is not None else "grouped_layout"

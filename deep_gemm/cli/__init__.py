@@ -1,4 +1,4 @@
-"""The commands of `python -m deep_gemm`: their console, and a bar that shows their progress."""
+"""The console and the progress bar of the commands of `python -m deep_gemm`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ WIDTH_WITHOUT_TERMINAL = 160
 
 
 def make_console() -> Console:
-    """Make a console that does not fold tables if its output goes to a file."""
+    """Make a console. If the output is a file, the console does not fold tables."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
 
 
 def with_progress(total: int, console: Console, work: Callable[[Callable[[str], None]], None]) -> None:
-    """Do work of `total` steps and show its progress. It announces each step by name."""
+    """Run `work`, which has `total` steps, and show its progress. `work` announces each step by name."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("warming up", total=total)

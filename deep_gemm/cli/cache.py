@@ -1,7 +1,7 @@
-"""`python -m deep_gemm cache`: the compiled kernels that are kept, and archives of them.
+"""`python -m deep_gemm cache`: list, check, clear, export and import the compiled kernels of the cache.
 
-An archive is a tar of kernels' files. Importing reads each as a cache does: by its name, which must be a kernel's, and
-by its digest. Nothing else of an archive is used: no path, no owner, no mode, no link.
+An archive is a tar of kernels' files. An import checks each file as the cache does: its name must be a kernel's, and
+its digest must match. An import uses nothing else of an archive: no path, owner, mode or link.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Entry:
     size: int
     written: float
     compiler: str | None
-    """The build of NVRTC that made it; None if the file is not sound."""
+    """The build of NVRTC that made the kernel; None if the file is not sound."""
     config: str = ""
-    """The configuration it was compiled for, such as its tile; empty if the file does not say."""
+    """The kernel's configuration, such as its tile; empty if the file does not state it."""
     reason: str = ""
-    """The reason why it is not sound."""
+    """The reason why the file is not sound."""
 
     @property
     def kernel(self) -> str:
-        """The kernel's name, from the file's."""
+        """The kernel's name, from the name of the file."""
         return self.path.name.removesuffix(SUFFIX).rpartition("-")[0]
 
     @property
     def key(self) -> str:
-        """The digest of everything that decides the machine code, from the file's name."""
+        """The digest of everything that decides the machine code, from the name of the file."""
         return self.path.name.removesuffix(SUFFIX).rpartition("-")[2]
 
 
@@ -62,7 +62,7 @@ def entries(directory: Path) -> list[Entry]:
 
 
 def show(directory: Path, console: Console) -> None:
-    """List the kernels that the cache holds."""
+    """List the kernels in the cache."""
     found = entries(directory)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in ("kernel", "configuration"):
@@ -79,26 +79,26 @@ def show(directory: Path, console: Console) -> None:
     if found:
         console.print(table)
     aside = len([path for path in left_behind(directory) if path.suffix == ".bad"])
-    beside = f"; {aside} bad files lie in {directory / QUARANTINE}" if aside else ""
+    beside = f"; {aside} bad files are in {directory / QUARANTINE}" if aside else ""
     size = sum(entry.size for entry in found) / 1e6
     _say(console, f"{len(found)} kernels, {size:.1f} MB, in {directory}{beside}")
 
 
 def verify(directory: Path, console: Console, *, remove: bool) -> bool:
-    """Check every kernel's digest, and its name; tell whether all are sound, or are now."""
+    """Check every kernel's digest and name. `remove`: remove bad kernels. Tell whether all kernels left are sound."""
     found = entries(directory)
     bad = [entry for entry in found if entry.compiler is None]
     for entry in bad:
         if remove:
             entry.path.unlink(missing_ok=True)
-        what = "removed" if remove else "not sound; it is compiled anew when it is needed"
+        what = "removed" if remove else "not sound; it is compiled again when needed"
         _say(console, f"{entry.path}: {what} ({entry.reason})")
     _say(console, f"{len(found) - len(bad)} of {len(found)} kernels in {directory} are sound")
     return remove or not bad
 
 
 def clear(directory: Path) -> int:
-    """Remove all that a cache has written to a directory, and give the number of kernels. Other files stay."""
+    """Remove all files that a cache has written to a directory. Return the number of kernels. Other files stay."""
     kernels = files_in(directory)
     for path in (*kernels, *left_behind(directory)):
         path.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def clear(directory: Path) -> int:
 
 
 def export_to(file: Path, directories: Sequence[Path], console: Console) -> bool:
-    """Write the sound kernels of these directories into an archive. The same kernels give the same bytes."""
+    """Write the sound kernels of these directories into an archive. Equal kernels make archives of equal bytes."""
     kernels: dict[str, bytes] = {}
     for path in (path for directory in directories for path in files_in(directory)):
         try:
@@ -125,7 +125,7 @@ def export_to(file: Path, directories: Sequence[Path], console: Console) -> bool
             kernels.setdefault(path.name, data)
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
         for name, data in sorted(kernels.items()):
-            member = tarfile.TarInfo(name)  # of time 0 and user 0
+            member = tarfile.TarInfo(name)  # with time 0 and user 0
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     size = sum(map(len, kernels.values())) / 1e6
@@ -134,7 +134,7 @@ def export_to(file: Path, directories: Sequence[Path], console: Console) -> bool
 
 
 def import_from(file: Path, directory: Path, console: Console) -> bool:
-    """Take the kernels of an archive into a directory; tell whether all in it were kernels, and sound."""
+    """Copy the kernels of an archive into a directory. Tell whether all its members were sound kernels."""
     make_directory(directory)
     if (reason := why_not_taken(directory, directory.stat())) is not None:
         raise ValueError(f"{directory}: {reason}")
@@ -152,7 +152,7 @@ def import_from(file: Path, directory: Path, console: Console) -> bool:
                     write_entry(directory / member.name, data)
                     taken += 1
     except tarfile.TarError as error:
-        raise ValueError(f"file: expected a tar, as `cache export` writes it, got {file}: {error}") from error
+        raise ValueError(f"file: expected a tar from `cache export`, got {file}: {error}") from error
     made_by = f", made by NVRTC {', '.join(sorted(compilers))}," if compilers else ""
     _say(console, f"{taken} kernels{made_by} are in {directory}; {refused} members were refused")
     return taken > 0 and refused == 0
@@ -160,7 +160,7 @@ def import_from(file: Path, directory: Path, console: Console) -> bool:
 
 def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     if not member.isreg():
-        raise Unsound("it is no regular file")
+        raise Unsound("it is not a regular file")
     if member.size > MOST_BYTES:
         raise Unsound(f"it has {member.size} bytes, more than any kernel")
     content = archive.extractfile(member)

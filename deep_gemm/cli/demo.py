@@ -1,7 +1,7 @@
 """The demo: make data, quantize it, run every kind of product and both layers, and check each against FP64.
 
-On a Hopper GPU it then compares the speed of a few dense products with cuBLASLt's. Without one it compiles a few of
-the kernels.
+On a Hopper GPU, it then compares the speed of a few dense products with cuBLASLt's. Without a GPU, it compiles a few
+kernels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..testing.bench import L2_FLUSH_BYTES
 from . import make_console, with_progress
 
 MAX_ERROR_EXPERTS = 1e-2
-"""If sums of the first product round to BF16 differently, some activations become another FP8 number."""
+"""If sums of the first product are rounded to BF16 differently, some activations become other FP8 numbers."""
 MAX_ERROR = {torch.bfloat16: 4e-3, torch.float32: 1e-3}
 DTYPE_NAME = {torch.bfloat16: "BF16", torch.float32: "FP32"}
 ROWS, N, K = 256, 512, 1024
@@ -63,21 +63,21 @@ normal = partial(torch.randn, dtype=torch.float32)
 
 @dataclass(frozen=True)
 class Example:
-    """One product or layer to show: its call, and its result from FP64 operands, quantized and not."""
+    """A product or layer to show: its call, and its results in FP64 from quantized and from original operands."""
 
     product: str
     sizes: tuple[int, int, int]
-    """m, n, k."""
+    """(m, n, k)."""
     call: Callable[[], Any]
-    """Returns the part of D that it computes."""
+    """Computes the product or layer, and returns the part of D that it defines."""
     from_quantized: Tensor
     from_original: Tensor
     max_error: float | None = None
-    """None: what a single product may have."""
+    """The largest allowed error; None for the limit of a single product."""
 
 
 def run() -> bool:
-    """Run every example, then show speed, or a few kernels if there is no GPU. Tell whether all was right."""
+    """Run every example, then show speed, or a few kernels if there is no GPU. Tell whether all results were right."""
     console = make_console()
     all_right = _show_products(console)
     console.print()
@@ -86,7 +86,7 @@ def run() -> bool:
 
 def _show_kernels(console: Console) -> bool:
     try:
-        compiler_version()  # loads the compiler, which must not count as compiling
+        compiler_version()  # load the compiler first, so that its load time does not count
     except CompilerMissing as error:
         console.print(f"The kernels for Hopper were not compiled: {error}", markup=False)
         return True
@@ -128,7 +128,7 @@ def _show_speed(console: Console) -> bool:
         console.print(failure, style="red", markup=False)
     console.print(
         "\ncuBLASLt: torch._scaled_mm with one scale for each tensor, which is less work.\n"
-        "us: between two events around a call, median. A ratio below 1 means less time.\n"
+        "us: median time between events around a call. A ratio below 1 means less time.\n"
         "error: relative to the FP64 product of the same FP8 numbers.",
         style="dim",
     )
@@ -136,7 +136,7 @@ def _show_speed(console: Console) -> bool:
 
 
 def measured(m: int, n: int, k: int) -> tuple[float, float, float]:
-    """Measure a product: give its relative error, its microseconds, and cuBLASLt's microseconds."""
+    """Measure a product. Return its relative error, its microseconds, and cuBLASLt's microseconds."""
     x, w = normal(m, k, device="cuda"), normal(n, k, device="cuda")
     a, b = per_token_cast_to_fp8(x, mn_major=True), per_block_cast_to_fp8(w)
     d = x.new_empty((m, n), dtype=torch.bfloat16)
@@ -150,7 +150,7 @@ def measured(m: int, n: int, k: int) -> tuple[float, float, float]:
         times: list[float] = []
         for _ in range(SPEED_REPEATS):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            flush.zero_()  # takes the GPU longer than the host takes for the call
+            flush.zero_()  # keeps the GPU busy until the host has made the call
             begin.record()
             call()
             end.record()
@@ -172,7 +172,7 @@ def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def _exact(operand: Quantized) -> Tensor:
-    """FP64 numbers that values and scales stand for, but for one rounding to FP32."""
+    """Multiply values by scales. Each number is rounded once to FP32, and returned as FP64."""
     return cast_back_from_fp8(*operand).double()
 
 
@@ -185,7 +185,7 @@ def _show_products(console: Console) -> bool:
     if _has_hopper():
         device, backend, name = "cuda", "kernel", torch.cuda.get_device_name()
     title = f"FP8 products and layers on {name}"
-    # The reference's time says nothing of a GPU's.
+    # The time of the reference tells nothing about a GPU's time.
     table = _table(title, ("product", "m x n x k", "D", "backend"), ("ms", "error") if device == "cuda" else ("error",))
     table.add_column("")
     all_right, quantization_errors = True, []
@@ -204,7 +204,7 @@ def _show_products(console: Console) -> bool:
     console.print(table)
     console.print(
         "\nerror: of the whole result, relative to the FP64 product of the same FP8 numbers.\n"
-        "       Rounding D to BF16 alone gives 1.7e-03.\n"
+        "       Rounding D to BF16 alone causes 1.7e-03.\n"
         f"       Quantizing to FP8 added up to {max(quantization_errors):.1e}, which is not counted here.\n"
         "mixture of experts: tokens x intermediate x hidden.",
         style="dim",
@@ -290,7 +290,7 @@ def _mixture_of_experts(device: str) -> Example:
     topk_weights, topk_ids = normal(TOKENS, len(GROUP_ROWS), device=device).softmax(dim=-1).topk(TOPK)
 
     def computed(x: Tensor, w1: Tensor, w2: Tensor, of_product: Rounding, of_activation: Rounding) -> Tensor:
-        """Compute the layer in FP64, the first product and the activation rounded as they are told to be."""
+        """Compute the layer in FP64, with the given rounding of the first product and of the activation."""
         h = of_product(torch.einsum("tk,tenk->ten", x, w1[topk_ids]))
         gate, up = h.chunk(2, dim=-1)
         a = of_activation(torch.nn.functional.silu(gate) * up)
@@ -312,13 +312,13 @@ def _mixture_of_experts(device: str) -> Example:
 
 
 def _products_along_k(a: Tensor, b: Tensor) -> Tensor:
-    """`[groups, m, n]`: the product of FP64 operands for each group of columns."""
+    """Compute `[groups, m, n]`: the product of FP64 operands for each group of columns."""
     pairs = zip(torch.split(a, KS, 1), torch.split(b, KS, 1), strict=True)
     return torch.stack([p @ q.t() for p, q in pairs])
 
 
 def _timed(call: Callable[[], Any], device: str) -> tuple[Tensor, float]:
-    """Result and milliseconds of a second call."""
+    """Return the result and the milliseconds of the second call."""
     for _ in range(2):
         begin = time.perf_counter()
         d = call()

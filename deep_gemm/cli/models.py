@@ -1,23 +1,23 @@
-"""Sizes of models, and the products that a GPU runs for them: what `compile --model` compiles, and `grid.py` measures.
+"""Sizes of models, and the products that a GPU runs for them. `compile --model` compiles and `grid.py` measures these.
 
-The sizes come from the `config.json` beside each model's public weights, under these names:
+The sizes are from the `config.json` beside each model's public weights, under these names:
 
     deepseek-v3          deepseek-ai/DeepSeek-V3, and R1 and V3.1 of the same sizes
     deepseek-v3.2        deepseek-ai/DeepSeek-V3.2-Exp
     deepseek-v4-flash    deepseek-ai/DeepSeek-V4-Flash: FP8, its experts FP4
-    deepseek-v4-pro      deepseek-ai/DeepSeek-V4-Pro: the same
-    deepseek-v4.1-flash  deepseek-ai/DeepSeek-V4.1-Flash: its experts, in FP4, and their router alone
+    deepseek-v4-pro      deepseek-ai/DeepSeek-V4-Pro: FP8, its experts FP4
+    deepseek-v4.1-flash  deepseek-ai/DeepSeek-V4.1-Flash: only its FP4 experts and their router
     glm-4.5              zai-org/GLM-4.5, and 4.6 and 4.7 of the same sizes
     glm-4.5-air          zai-org/GLM-4.5-Air
     glm-5                zai-org/GLM-5
-    gpt-oss-120b         openai/gpt-oss-120b: BF16, its experts FP4, whose biases are the caller's to add
+    gpt-oss-120b         openai/gpt-oss-120b: BF16, its experts FP4; the caller must add the experts' biases
     kimi-k2              moonshotai/Kimi-K2-Instruct
-    mimo-v2.5-pro        XiaomiMiMo/MiMo-V2.5-Pro: its experts, in FP4, and their router alone
+    mimo-v2.5-pro        XiaomiMiMo/MiMo-V2.5-Pro: only its FP4 experts and their router
     qwen3-30b-a3b        Qwen/Qwen3-30B-A3B-FP8
     qwen3-235b           Qwen/Qwen3-235B-A22B-FP8
 
-How weights are merged and split is what serving engines do: projections of the same input are one weight; heads and
-widths are shared out among `tp` ranks; experts whole among `ep` ranks, or else each one's width among `tp`.
+Weights are merged and split as in serving engines. Projections of the same input are one weight. Heads and widths are
+split among `tp` ranks. Whole experts are split among `ep` ranks; if `ep` is 1, each expert's width among `tp` ranks.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 BLOCK = 128
-"""Columns or rows of a weight that share a scale: no rank can have a part of them."""
+"""Columns or rows of a weight that share a scale. A rank must have whole blocks of this size."""
 FP4_BLOCK = 32
-"""The same of an FP4 weight."""
+"""Columns of an FP4 weight that share a scale."""
 INDEX_DEPTH = 128
-"""Depth of an indexer's heads in all of these."""
+"""Depth of an indexer's heads, in all models here."""
 
 
 class Weight(NamedTuple):
-    """A weight as one rank has it: `[n, k]`, or one for each of `num_groups`."""
+    """One rank's part of a weight: `[n, k]`, or `[num_groups, n, k]`."""
 
     name: str
     n: int
     k: int
     num_groups: int = 1
     groups: str | None = None
-    """Groups as `explain` calls them: "ids" and "counts" for experts, "heads"."""
+    """Groups, by the names of `explain`: "ids" and "counts" for experts, or "heads"."""
     is_bf16: bool = False
     is_fp32: bool = False
     """True if D is FP32."""
     rows_per_token: int = 1
     is_gated: bool = False
-    """True if it is gate and up of experts, so that many rows may be activated where they are multiplied."""
+    """True for gate and up of experts: with many rows, their product may also compute the activation."""
     is_fp4: bool = False
     has_row_scales: bool = False
-    """True if each whole row of FP8 has a scale, as llm-compressor's FP8_DYNAMIC and ModelOpt's FP8 have."""
+    """True if each whole row of FP8 has a scale, as in llm-compressor's FP8_DYNAMIC and in ModelOpt's FP8."""
 
 
 FORMS = "published", "rows", "bf16"
-"""Forms that a model's weights may have: as the checkpoint above has them, FP8 by whole rows, BF16."""
+"""Forms of a model's weights: as in the checkpoint above, FP8 with a scale for each whole row, or BF16."""
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Attention through latent vectors; `index_heads` heads of an indexer choose the tokens attended to."""
+    """Attention through latent vectors. An indexer with `index_heads` heads chooses the tokens to attend to."""
 
     heads: int
     q_rank: int
@@ -71,7 +71,7 @@ class Latent:
     index_heads: int = 0
 
     def weights(self, hidden: int, tp: int) -> Iterator[Weight]:
-        """Weights of a layer."""
+        """Yield the weights of a layer."""
         heads = shared("attention heads", self.heads, tp)
         yield Weight("q_a and kv_a", self.q_rank + self.kv_rank + self.rope, hidden)
         yield Weight("q_b", heads * (self.nope + self.rope), self.q_rank)
@@ -85,7 +85,7 @@ class Latent:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Attention whose keys and values serve several heads of queries each."""
+    """Attention in which several heads of queries share a head of keys and values."""
 
     heads: int
     kv_heads: int
@@ -94,7 +94,7 @@ class Grouped:
     index_heads = 0
 
     def weights(self, hidden: int, tp: int) -> Iterator[Weight]:
-        """Weights of a layer."""
+        """Yield the weights of a layer."""
         heads = shared("attention heads", self.heads, tp)
         kv_heads = shared("heads of keys", self.kv_heads, tp) if tp <= self.kv_heads else 1  # ranks then share a head
         yield Weight("qkv", (heads + 2 * kv_heads) * self.head, hidden, is_bf16=self.is_bf16)
@@ -103,7 +103,7 @@ class Grouped:
 
 @dataclass(frozen=True)
 class Compressed:
-    """Attention to one head of keys; its output goes through `o_groups` narrow matrices and a wide one."""
+    """Attention to one head of keys. `o_groups` narrow matrices and then a wide matrix multiply its output."""
 
     heads: int
     head: int
@@ -113,7 +113,7 @@ class Compressed:
     index_heads: int
 
     def weights(self, hidden: int, tp: int) -> Iterator[Weight]:
-        """Weights of a layer."""
+        """Yield the weights of a layer."""
         heads, groups = shared("attention heads", self.heads, tp), shared("groups of the output", self.o_groups, tp)
         yield Weight("q_a and kv", self.q_rank + self.head, hidden)
         yield Weight("q_b", heads * self.head, self.q_rank)
@@ -129,24 +129,24 @@ class Model:
 
     hidden: int
     vocabulary: int
-    """Words of the head; 0: no head."""
+    """Number of words of the output head; 0 without a head."""
     attention: Latent | Grouped | Compressed | None
-    """None: neither that nor the indexer is looked at."""
+    """None if attention and indexer are not considered."""
     experts: int
     expert_width: int
     experts_per_token: int
     shared_width: int = 0
-    """Width of experts that every token passes."""
+    """Width of the shared expert, which computes every token."""
     mlp_width: int = 0
-    """Width of layers without experts; 0: there is no such layer."""
+    """Width of layers without experts; 0 if there is no such layer."""
     experts_are_fp4: bool = False
     streams: int = 0
-    """Streams of hyper-connections."""
+    """Number of streams of hyper-connections."""
 
     def weights(self, tp: int = 1, ep: int = 1, form: str = FORMS[0]) -> Iterator[Weight]:
-        """Give every weight that a product of this package multiplies by, as one of `tp` ranks has it.
+        """Yield one rank's part of every weight that this package's products multiply.
 
-        In BF16 engines multiply by all weights but experts themselves, and heads keep their blocks by rows.
+        With form "bf16", only experts: engines multiply other weights themselves. With "rows", heads keep their blocks.
         """
         for weight in self._weights(tp, ep):
             if form == "published" or weight.is_bf16 or (form == "rows" and weight.groups == "heads"):
@@ -163,7 +163,7 @@ class Model:
             yield from self._gated("dense", blocks_shared("width of a dense layer", self.mlp_width, tp))
         if self.shared_width and (ep == 1 or self.shared_width % (tp * BLOCK) == 0):
             yield from self._gated("shared expert", blocks_shared("width of the shared expert", self.shared_width, tp))
-        if self.shared_width and ep > 1 and tp > 1:  # some engines then give each rank all of it
+        if self.shared_width and ep > 1 and tp > 1:  # some engines then copy it to each rank
             yield from self._gated("whole shared expert", self.shared_width)
         experts, is_fp4 = shared("experts", self.experts, ep), self.experts_are_fp4
         block = FP4_BLOCK if is_fp4 else BLOCK
@@ -205,21 +205,21 @@ MODELS = {
 
 
 def model_named(name: str) -> Model:
-    """The model of this name."""
+    """Return the model of this name."""
     if name not in MODELS:
         raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {name!r}")
     return MODELS[name]
 
 
 def shared(what: str, number: int, ranks: int) -> int:
-    """One rank's part."""
+    """Return one rank's part of a number."""
     if number % ranks:
         raise ValueError(f"tp, ep: expected a divisor of {number} {what}, got {ranks}")
     return number // ranks
 
 
 def blocks_shared(what: str, width: int, ranks: int, block: int = BLOCK) -> int:
-    """One rank's part of a width, in whole blocks of scales unless the rank has all of it."""
+    """Return one rank's part of a width. The part must be whole blocks of scales, unless it is the whole width."""
     if ranks > 1 and width % (ranks * block):
         raise ValueError(f"tp: expected ranks that share {width}, the {what}, in blocks of {block}, got {ranks}")
     return width // ranks

@@ -1,8 +1,8 @@
-"""`python -m deep_gemm compile`: fills the cache with the kernels of given shapes, on a machine with or without a GPU.
+"""`python -m deep_gemm compile`: compiles the kernels of given shapes into the cache, with or without a GPU.
 
-`compile_model` is the same for a model that models.py knows, as a call.
+`compile_model` is a function that does this for a model of models.py.
 
-The choice depends on shapes and on the kind of GPU alone. A GPU finds these kernels if its machine has the same
+Kernels are chosen only by shapes and the kind of GPU. A machine with a GPU finds these kernels if it has the same
 version of this package and the same build of NVRTC, and reads the same directory.
 """
 
@@ -57,18 +57,18 @@ from . import with_progress
 from .models import FORMS, Model, Weight, model_named
 
 ACTIVATED = Output(work=ENDS, epilogue=SILU_OF_HALVES)
-"""The first product of experts whose rows leave it activated and cast."""
+"""The first product of experts, if it also activates and casts its rows."""
 MOST_ROWS = 1 << 16
-"""For a weight that is given without m: batches of all sizes up to this many rows are considered."""
+"""For a weight without a stated m, kernels for all batches up to this number of rows are compiled."""
 SECONDS_PER_KERNEL = 0.25
-"""Seconds of a processor for a kernel: 755 took two processors 98 s, by `make dist` (docs/release.md, 2026-11-27)."""
+"""Seconds per kernel and processor. Two processors needed 98 s for 755 kernels (docs/release.md, 2026-11-27)."""
 MOST_SPLITS = 16
-"""Splits of the product ahead of the norm of hyper-connections: engines ask for no splits, or for this many."""
+"""Splits of the product before the norm of hyper-connections: engines use one split, or this number."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel to be compiled, or to be found in the cache."""
+    """A kernel to compile, or to load from the cache."""
 
     kernel: str
     config: Any
@@ -76,12 +76,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The kernel and its configuration, for people."""
+        """Names of the kernel and its configuration, for people."""
         return f"{self.kernel} {self.config.name}" if self.config is not None else self.kernel
 
 
 def job_of(kernel: Kernel[Any], config: Any) -> Job:
-    """State the job of a configuration of a kernel."""
+    """Make the job for a configuration of a kernel."""
     return Job(kernel.name_of(config), config, partial(kernel.build, config))
 
 
@@ -95,12 +95,12 @@ def compile_model(
     form: str = FORMS[0],
     console: Console | None = None,
 ) -> bool:
-    """Compile every kernel that a model may need for up to `max_tokens` tokens at once, and tell whether all are ready.
+    """Compile every kernel that a model may need for up to `max_tokens` tokens at once. Tell whether all are ready.
 
-    - `model`: a name in `deep_gemm.cli.models.MODELS`. `tp` ranks share its weights, `ep` ranks its experts.
+    - `model`: a name in `deep_gemm.cli.models.MODELS`. `tp` ranks share its weights, `ep` ranks share its experts.
     - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if the machine has none.
-    - `form`: "published", "rows" (FP8 with a scale for each whole row) or "bf16" (its experts alone).
-    - `console`: where progress is shown; None: nowhere.
+    - `form`: "published", "rows" (FP8 with a scale for each whole row) or "bf16" (only its experts).
+    - `console`: shows the progress; None shows nothing.
 
     Threads compile at the same time, and kernels in the cache are not compiled again.
     """
@@ -111,7 +111,7 @@ def compile_model(
 def jobs_of_model(
     model: str, *, tp: int = 1, ep: int = 1, max_tokens: int = MOST_ROWS, gpu: str | None = None, form: str = FORMS[0]
 ) -> Iterator[tuple[str, Job]]:
-    """Kernels that a model may need, each with what needs it."""
+    """Yield the kernels that a model may need, as (the weight or layer that needs the kernel, job)."""
     found = model_named(model)
     tp, ep, max_tokens = integers_from(1, tp=tp, ep=ep, max_tokens=max_tokens)
     if form not in FORMS:
@@ -149,7 +149,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
 
 
 def configs_in_bf16(weight: Weight, m: int, gpu: Gpu, *, by_ends: bool = False) -> list[Bf16Config]:
-    """List the kernels of a BF16 weight with m rows, of all groups or of each. `experts` may activate many rows."""
+    """List the kernels for a BF16 weight and m rows (of all groups or of each), also with activation for many rows."""
     work = GROUPS[weight.groups] if weight.groups else DENSE
     work = ENDS if work is IDS and (by_ends or m >= MANY_ROWS) else work
     outputs = [replace(OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], work=work)]
@@ -159,7 +159,7 @@ def configs_in_bf16(weight: Weight, m: int, gpu: Gpu, *, by_ends: bool = False) 
 
 
 def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
-    """Products of experts by the memory of peers, and of `fp8_mega_moe`: rows come from all ranks."""
+    """Yield the products of experts across ranks (by peer memory, or `fp8_mega_moe`): rows are from all ranks."""
     if weight.groups != "ids" or not 1 < ranks <= MAX_RANKS:
         return
     most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
@@ -174,11 +174,11 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List the configurations that experts across the GPUs of a node run for m rows."""
     outputs, depths = [_plain(weight, ENDS)], [weight.k]
-    if m < MANY_ROWS or weight.is_fp4:  # few rows with scales of tensors go by ids, and so does FP4 with FP32 scales
+    if m < MANY_ROWS or weight.is_fp4:  # needed for few rows with scales of tensors, and for FP4 with FP32 scales
         outputs.append(_plain(weight, IDS))
     if weight.is_fp4 and not weight.is_gated:
         outputs.append(rows_to_addresses.OUTPUTS[PER_ROW, MX])
-        # Behind `fp8_mega_moe`'s activation, which has a scale for 64 columns, these become blocks of 128.
+        # After `fp8_mega_moe`'s activation, whose scales are for 64 columns, these columns become blocks of 128.
         depths.append(ceil_div(weight.k, PER_64.columns) * SCALE_BLOCK)
     elif not weight.is_gated and not weight.has_row_scales:
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
@@ -188,7 +188,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
 
 
 def many_rows_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
-    """List the configurations that `experts` runs for m rows: by ends, and FP8 may be activated in the product."""
+    """List the configurations that `experts` runs for m rows: groups by ends, and in FP8 also with activation."""
     outputs = [_plain(weight, ENDS)] + [ACTIVATED] * _may_activate(weight)
     return [_grouped(weight, m, output, gpu, weight.k) for output in outputs]
 
@@ -218,7 +218,7 @@ def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
 
 
 def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = MOST_ROWS) -> Iterator[Job]:
-    """Kernels of a product; with `any_m`, of its weight with any m up to `most` that a program may come with."""
+    """Yield the kernels of a product. With `any_m`, yield the kernels of its weight for any m up to `most`."""
     output = question.output
     for m in every_m(most) if any_m else (question.m,):
         config = config_of(question, m)
@@ -234,13 +234,13 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
 
 
 def config_of(question: Question, m: int) -> GemmConfig | DecodeConfig:
-    """Choose the configuration of a product of m rows, or of m rows in all groups together."""
+    """Choose the configuration of a product with m rows, or with m rows in all groups together."""
     sizes = replace(question, m=m).sizes
     return select(sizes, question.output, question.gpu, split_k=not get_batch_invariant())
 
 
 def every_m(most: int = MOST_ROWS) -> Iterator[int]:
-    """Sizes of batches among which all are that choose differently: each to 128, then ever larger steps."""
+    """Yield sizes of batches that cover all choices of kernels: each size up to 128, then in growing steps."""
     m = 1
     while m < most:
         yield m
@@ -260,32 +260,32 @@ def parsed(shapes: str) -> tuple[int | None, int, int]:
 
 
 def jobs_of_layers() -> Iterator[Job]:
-    """All kernels of casts, of routes and of scales, whatever the shape; of the others the usual ones."""
+    """Yield all kernels of casts, routes and scales, which serve any shape, and the usual kernels of other layers."""
     yield from ordinary_jobs()
     yield from logits_jobs()
     for config in choose_hc.usual_hc():
         yield job_of(choose_hc.kernel_of(config).KERNEL, config)
-    for summing in reachable_bf16_sum():  # sum_slices, which adds up the slices, is among the ordinary kernels
+    for summing in reachable_bf16_sum():  # sum_slices, which adds the slices up, is an ordinary kernel
         if summing.majors == K_MAJOR:
             yield job_of(BF16_GEMM, summing)
 
 
 def ordinary_jobs() -> Iterator[Job]:
-    """All kernels of casts, of routes and of scales."""
+    """Yield all kernels of casts, routes and scales."""
     for kernel in ORDINARY:
         for config in kernel.configs():
             yield job_of(kernel, config)
 
 
 def logits_jobs() -> Iterator[Job]:
-    """The usual kernels of the indexer's logits."""
+    """Yield the usual kernels of the indexer's logits."""
     for kernel in (logits_kernel.IN_ROWS, logits_kernel.IN_PAGES):
         for config in filter(is_usual, kernel.configs()):
             yield job_of(kernel, config)
 
 
 def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:
-    """List kernels under what needs them, each once."""
+    """List each kernel once, under the name of the weight or layer that needs it."""
     told, heading = set[Job](), ""
     for needed_by, job in jobs:
         if job not in told:
@@ -298,15 +298,15 @@ def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:
 
 
 def run(jobs: Iterable[Job], console: Console) -> bool:
-    """Compile all kernels that the cache lacks, with progress and a summary. Tell whether all are ready and kept."""
+    """Compile the kernels that the cache lacks, with progress and a summary. Tell whether all kernels are stored."""
     todo = list(dict.fromkeys(jobs))
     directory, begin = written_directory(settings().jit_cache_dirs), time.perf_counter()
     before, failed = len(files_in(directory)), list[str]()
-    compiler_version()  # raises before any work if the compiler is missing
+    compiler_version()  # raises an error before any work if the compiler is missing
     processors = os.cpu_count() or 1
     seconds = max(len(todo) * SECONDS_PER_KERNEL / processors, 1)
     about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-    console.print(f"{len(todo)} kernels: about {about} on {processors} processors, less for those in the cache")
+    console.print(f"{len(todo)} kernels: about {about} on {processors} processors, less for cached kernels")
 
     def work(announce: Callable[[str], None]) -> None:
         with ThreadPoolExecutor(processors) as pool:
@@ -318,7 +318,7 @@ def run(jobs: Iterable[Job], console: Console) -> bool:
                 if error is not None:
                     failed.append(str(error))
                 announce(job.name)
-                if not console.is_terminal:  # without a terminal the bar is not shown
+                if not console.is_terminal:  # without a terminal, no bar is shown
                     seconds = time.perf_counter() - begin
                     console.print(f"{seconds:6.1f} s  {place:3}/{len(todo)}  {job.name}", markup=False)
 

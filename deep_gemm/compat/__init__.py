@@ -1,1 +1,1 @@
-"""Call forms and names of other programs and earlier years."""
+"""Forms of call and names that older programs and other libraries use."""

@@ -1,7 +1,7 @@
-"""Names of the wider family of libraries that this package lacks, and what to use instead of each.
+"""Names of this family of libraries that the package lacks, and the substitute for each name.
 
-Programs choose a fallback by presence, so a name that cannot work must be absent: `hasattr` is False, and importing it
-fails. Only the error's text mentions it.
+Programs use a fallback if a name is missing. So a name that cannot work must be missing: `hasattr` is False, and an
+import fails. Only the error's text names the substitute.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ INSTEAD: dict[str, str] = {
 
 
 def refuse(module: str, name: str) -> NoReturn:
-    """Raise the AttributeError of a missing name, and say what to use instead if that is known."""
+    """Raise the AttributeError of a missing name. The text names the substitute if one is known."""
     advice = f"; use {INSTEAD[name]} instead" if name in INSTEAD else ""
     raise AttributeError(f"module {module!r} has no attribute {name!r}{advice}")

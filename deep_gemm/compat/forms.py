@@ -1,9 +1,9 @@
-"""The forms of call that programs of any era use for a product.
+"""The forms of call that old and new programs use for a product.
 
-Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`. Arguments have the names
-of today or of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form, and `accepts_every_form` lets it
-take the others; `accepts_names` takes other names alone. Options of an indexer's logits come by position in another
-order in each release; `tells_options_by_type` takes them all. `like` makes a function from another one.
+Values and scales are pairs, `f((x, sx), (y, sy), out)`, or separate, `f(x, y, sx, sy, out)`. Arguments have today's
+names or the names of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form. `accepts_every_form` lets it
+accept all forms, and `accepts_names` only other names. Releases differ in the order of the options of an indexer's
+logits; `tells_options_by_type` accepts any order. `like` makes a function from another function.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ SYNONYMS = {
 }
 
 OVERLAP = frozenset(("enable_overlap", "max_block_n", "signal"))
-"""SGLang passes these keywords if a masked product is to signal each block of rows it has written."""
+"""SGLang passes these keywords to let a masked product signal each block of rows that it has written."""
 
 
 def accepts_every_form(
     *, can_be_asked_to_overlap: bool = False, **more_synonyms: str
 ) -> Callable[[Callable[P, Request]], Callable[P, Tensor | None]]:
-    """Let a product take every form of call. `more_synonyms` maps further old names to the product's own.
+    """Let a product accept every form of call. `more_synonyms` maps further old names to the product's own names.
 
-    `can_be_asked_to_overlap`: engines give it the keywords of `OVERLAP`, which are refused unless they ask for nothing.
-    The decorated function returns a request, which is then run. Callers, checkers and editors see a function of the
-    same parameters that returns the result of the run.
+    `can_be_asked_to_overlap`: engines pass the keywords of `OVERLAP`, which are refused unless the overlap is off.
+    The function returns a request, and the decorator runs the request. Callers, checkers and editors see a function
+    with the same parameters that returns the result of the run.
     """
     synonyms = {**SYNONYMS, **more_synonyms}
     overlap = OVERLAP if can_be_asked_to_overlap else frozenset[str]()
-    old_names = overlap.union(synonyms)  # torch.compile cannot ask a dictionary's keys
+    old_names = overlap.union(synonyms)  # torch.compile cannot use a dictionary's keys here
 
     def decorate(function: Callable[P, Request]) -> Callable[P, Tensor | None]:
         parameters = tuple(inspect.signature(function).parameters)
@@ -69,10 +69,10 @@ def accepts_every_form(
 
 
 def like(model: Callable[P, R], **instead: object) -> Callable[[Callable[[], None]], Callable[P, R]]:
-    """Make a function like `model` from one that has a name and a docstring alone.
+    """Make a function like `model` from a function that has only a name and a docstring.
 
-    `like(f, NT="NN", compiled_dims="mn")`: the code of `f` with the global `NN` in the place of `NT`, so a call takes
-    no longer, and a signature that shows another default, which must not change what `f` does.
+    `like(f, NT="NN", compiled_dims="mn")` copies the code of `f` with the global `NN` instead of `NT`, so a call is as
+    fast. The signature shows another default for `compiled_dims`, an option that must not change the work of `f`.
     """
 
     def make(named: Callable[[], None]) -> Callable[P, R]:
@@ -92,7 +92,7 @@ def like(model: Callable[P, R], **instead: object) -> Callable[[Callable[[], Non
 
 
 def accepts_names(**synonyms: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function take arguments by names of other eras, each mapped to its own."""
+    """Let a function accept other names of arguments. `synonyms` maps each to the function's own name."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = tuple(inspect.signature(function).parameters)
@@ -109,7 +109,7 @@ def accepts_names(**synonyms: str) -> Callable[[Callable[P, R]], Callable[P, R]]
 
 
 def _shown_as(call: Any, function: Callable[..., Request], returned: str, decorate: object = None) -> Any:
-    """Give a call the signature of its function with another result. `like` reads its decorator, `decorate`."""
+    """Set the signature of `call` to its function's, with another result. `like` reads the attribute `decorate`."""
     call.__signature__ = inspect.signature(function).replace(return_annotation=returned)
     call.__annotations__ = {**function.__annotations__, "return": returned}
     call.decorate = decorate
@@ -117,7 +117,7 @@ def _shown_as(call: Any, function: Callable[..., Request], returned: str, decora
 
 
 def _without_overlap(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Drop the keywords of an overlap that is off, and refuse one that is on."""
+    """Drop the keywords of `OVERLAP` if the overlap is off. Refuse an overlap that is on."""
     if kwargs.get("enable_overlap") or kwargs.get("signal") is not None:
         what_helps = "start SGLang without --enable-single-batch-overlap"
         raise NotImplementedError(f"enable_overlap: expected False and no signal, as no product signals: {what_helps}")
@@ -139,12 +139,12 @@ def _todays_names(
 
 
 def tells_options_by_type(function: Callable[P, Request]) -> Callable[P, Tensor]:
-    """Let a function of an indexer take its options, the arguments with a default, by position in any order.
+    """Let a function of an indexer accept its options, the arguments with a default, by position in any order.
 
-    Like a product it returns a request, which is then run.
+    Like a product, the function returns a request, and the decorator runs it.
 
-    The order differs between releases that engines call, but each option has a type of its own: a bool is
-    `clean_logits`, an integer `max_seqlen_k`, a torch.dtype `logits_dtype`, and a tensor or None the last option.
+    Engines were written for releases with different orders, but each option has its own type: a bool is `clean_logits`,
+    an integer `max_seqlen_k`, a torch.dtype `logits_dtype`, and a tensor or None the last option.
     """
     parameters = inspect.signature(function).parameters
     required = sum(each.default is each.empty for each in parameters.values())
@@ -156,7 +156,7 @@ def tells_options_by_type(function: Callable[P, Request]) -> Callable[P, Tensor]
             name = _option_of_type(option, options[-1])
             if name not in options:
                 kinds = ", ".join(options)
-                raise ValueError(f"{function.__name__}: expected {kinds} behind the first {required}, got {option!r}")
+                raise ValueError(f"{function.__name__}: expected {kinds} after the first {required}, got {option!r}")
             if name in kwargs:
                 raise ValueError(f"{name}: given twice in a call of {function.__name__}")
             kwargs[name] = option
@@ -173,5 +173,5 @@ def _option_of_type(option: object, last: str) -> str | None:
         return "logits_dtype"
     if option is None or isinstance(option, Tensor):
         return last
-    is_integer = isinstance(option, (int, SymInt)) or hasattr(option, "__index__")  # Dynamo asks no SymInt for a name
+    is_integer = isinstance(option, (int, SymInt)) or hasattr(option, "__index__")  # no hasattr of a SymInt
     return "max_seqlen_k" if is_integer else None

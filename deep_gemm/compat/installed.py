@@ -1,8 +1,8 @@
-"""Look for torch, and for other installed distributions that have a module of this package's name.
+"""Looks for torch, and for other installed distributions with a module of this package's name.
 
-pip lets two distributions write one folder. The second overwrites files of the first, and the one that is uninstalled
-takes `__init__.py` along. So this module needs nothing but Python: it runs where other files of the package are gone,
-or belong to another distribution.
+pip lets two distributions write one folder. The second overwrites files of the first, and uninstalling either removes
+`__init__.py`. So this module needs only Python: it works even if other files of the package are missing or belong to
+another distribution.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _LISTS = ("RECORD", "top_level.txt", "installed-files.txt")
 
 
 def without_torch(error: ModuleNotFoundError) -> NoReturn:
-    """Raise the error, with a text for users if the missing module is torch."""
+    """Raise the error. If the missing module is torch, its text tells the user what to install."""
     if error.name != "torch":
         raise error
     raise ModuleNotFoundError(WITHOUT_TORCH, name="torch") from None
 
 
 def is_command() -> bool:
-    """Tell whether the command line is what Python was started for: it imports the package before it can run."""
+    """Tell whether Python was started for the command line, which imports the package before it runs."""
     program = Path(sys.argv[0]) if sys.argv else Path()
     if program.name == "-m":
         options = " ".join(sys.orig_argv).partition(" -m")[2].split()
@@ -45,7 +45,7 @@ def is_command() -> bool:
 
 
 def warn_of_others() -> None:
-    """Warn of other distributions whose files lie among the package's. It runs at each import, so it must be fast."""
+    """Warn of other distributions with files in the package's folder. Each import calls this, so it must be fast."""
     with contextlib.suppress(OSError):
         infos = [FOLDER.parent / name for name in os.listdir(FOLDER.parent) if _NAMED_ALIKE.search(name)]  # noqa: PTH208
         names = [_END.split(info.name)[0] for info in infos if _claims(partial(_text, info))]
@@ -54,7 +54,7 @@ def warn_of_others() -> None:
 
 
 def to_mend() -> list[str]:
-    """List errors in the package's files and in other distributions beside it, each with the commands that help."""
+    """List errors of the package's files, and other distributions of its name, each with the commands that help."""
     from importlib import metadata
 
     among, elsewhere = dict[str, None](), dict[str, None]()
@@ -75,7 +75,7 @@ def to_mend() -> list[str]:
 
 
 def changed() -> list[str]:
-    """Files of the package, as it was installed, that are gone or not its own any more."""
+    """List the installed files of the package that are missing or have changed."""
     import csv
     import hashlib
     from base64 import urlsafe_b64encode
@@ -83,7 +83,7 @@ def changed() -> list[str]:
 
     found = []
     for ours in metadata.distributions(name=OURS):
-        # From Python 3.12 on `ours.files` leaves out files that are gone.
+        # Since Python 3.12, `ours.files` leaves out missing files.
         for name, noted, *_ in csv.reader((ours.read_text("RECORD") or "").splitlines()):
             path, (mode, _, value) = Path(str(ours.locate_file(name))), noted.partition("=")
             if value and name.startswith(f"{MODULE}/") and path.resolve().is_relative_to(FOLDER):
@@ -102,7 +102,7 @@ def _mend(names: list[str]) -> str:
 
 
 def _origin() -> str:
-    """Say where the package was installed from, as pip takes it."""
+    """Return the source of the installation, as an argument for pip."""
     import json
     from importlib import metadata
 

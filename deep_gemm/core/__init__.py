@@ -1,1 +1,1 @@
-"""The parts that a kernel is written against. It knows no kernel."""
+"""The common parts on which kernels are built. No module here names a kernel."""

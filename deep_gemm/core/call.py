@@ -1,11 +1,11 @@
 r"""Calls of public functions: a record of a similar call is replayed, or the call is checked, answered and recorded.
 
-    call --tensors--> Records.recall --> its launches, its results
-      \--- unknown ---> answer: check, compute --> with shadows in place of tensors: a record, kept and replayed
+    call --tensors--> Records.recall: a record serves the call --> start its launches, return its results
+      \--- no record does --> run `answer` with shadows --> a new record: keep it, replay it
 
-A function computes only by its `answer`. If a call's tensors are on a GPU, `answer` runs with shadows (shadow.py) and
-gives a record; if no record can be made, it runs with the tensors themselves. A record serves a call only if the call's
-tensors give the same answer to each question that `answer` asked, so its results are right.
+A function's `answer` checks and computes a call. If the tensors are on a GPU, `answer` runs with shadows (shadow.py)
+and makes a record. If no record can be made, `answer` runs with the tensors themselves. A record stores each condition
+that `answer` tested. It serves a call only if the call's tensors meet the same conditions, so the results are right.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .shadow import Recording, Shadow, UnfitError, launching_into, target
 
 Key = tuple[object, ...]
 FREE_ROWS = (0,), ()
-"""The first size of a tensor may differ between calls of one record."""
+"""The `Free` of a tensor whose first size may differ between calls of one record."""
 
 
 def never(tensors: Sequence[Tensor]) -> bool:
-    """Give False: calls need no check for a gradient, because the caller has made it, or no gradient exists."""
+    """Return False: no call needs a check for a gradient, because the caller checks, or no gradient exists."""
     return False
 
 
@@ -49,46 +49,46 @@ def requires_gradient(tensors: Sequence[Tensor]) -> bool:
 
 @dataclass(eq=False)
 class Function:
-    """A public function, and how calls are answered. A call has `operands`, tensors and pairs, and options, `said`."""
+    """A public function and how to answer its calls. A call has `operands` (tensors, pairs) and options (`said`)."""
 
     answer: Callable[..., Any]
-    """`(*operands, *said)`: checks and computes. It gives the results: tensors, tuples of them, or None."""
+    """`answer(*operands, *said)` checks and computes a call. It returns tensors, tuples of tensors, or None."""
     as_operator: Callable[..., Any]
-    """`(*operands, *said)`: passes a call to the operator of `torch.ops.deep_gemm` that computes it."""
+    """`as_operator(*operands, *said)` passes a call to the operator of `torch.ops.deep_gemm` that computes it."""
     tensors: Callable[..., tuple[Tensor, ...]]
-    """`(*operands)`: gives all tensors among the operands, the written ones last."""
+    """`tensors(*operands)` returns all tensors among the operands, and last the tensors that the call writes."""
     wants_checks: Callable[[Sequence[Tensor]], bool] = requires_gradient
-    """Tells whether a call must be checked for a gradient although a record serves it."""
+    """Tells whether a call needs the check for a gradient even if a record serves it."""
     has_gradient: Callable[..., bool] = lambda *operands: False
-    """`(*operands)`: tells whether the operator must compute the call, so that autograd sees it."""
+    """`has_gradient(*operands)` tells whether the operator must compute the call, so that autograd sees it."""
     free: Sequence[Free] = ()
-    """The sizes and strides of each tensor that may differ between calls of one record; further tensors have none."""
+    """The sizes and strides of each tensor that may differ between calls of one record; a missing entry has none."""
     outputs: int = 0
-    """Number of tensors, the last ones, that a call writes; they share no memory with other tensors."""
+    """Number of tensors that a call writes: the last ones. They share no memory with other tensors."""
     numbers: int | None = None
-    """Index of the last operand, if it holds integers, which may differ between calls of one record."""
+    """Index of the last operand if it is a list of integers. The integers may differ between calls of one record."""
 
 
 class Kept(Records):
-    """Records of a function's calls with equal options, and the way to put results together."""
+    """Records of a function's calls with equal options, and the function that assembles their results."""
 
     def __init__(self, free: Sequence[Free], within: list[type], native: Any) -> None:
-        """`within`: types of the values in tuples of options, because 128.0 equals 128 but must be refused."""
+        """`within`: types of the values in tuples of options. Without these, 128.0, a mistake, would pass as 128."""
         super().__init__(free, native)
         self.within = within
         self.result: Callable[[Sequence[Tensor]], Any] = _nothing
         self.parts: tuple[Any, ...] | None = None
-        """The parts that replay.c needs to answer calls."""
+        """The values that replay.c reads to answer calls."""
         self._tries: dict[Key, int] = {}
 
     def is_worth_a_try(self, name: Any) -> bool:
-        """Tell whether to record a call that no record with this name serves: after failures less and less often."""
+        """Tell whether to try to record a call with this name. After failures, the answer is rarely True."""
         tries = self._tries.get(name, 0)
         put(self._tries, name, tries + 1, MOST_RECORDS)
         return (tries & (tries - 1)) == 0  # 0, 1, 2, 4, 8, ...
 
     def keep_with(self, result: Callable[[Sequence[Tensor]], Any], key: Any, record: Record, place: Any) -> None:
-        """Keep a record and the way to put its results together; try again soon for calls that it does not serve."""
+        """Keep a record and the function that assembles its results. The count of tries begins again at 0."""
         self.keep(key, record, place)
         self._tries.pop(key, None)
         self.result, self.parts = result, (self._kept, self._bits, self.within, result)
@@ -99,7 +99,7 @@ MOST_SAID = 4096
 
 
 class _Replay:
-    """The module of replay.c if it made the newest records; None for records in Python, and before the first record."""
+    """Module of replay.c if it replays the records; None if Python does, and before the first record."""
 
     module: Any = None
 
@@ -148,7 +148,7 @@ def _recalled(
     tensors: tuple[Any, ...],
     stated: tuple[int, ...],
 ) -> Any:
-    """Answer a call by a record of similar calls, as `answer` of replay.c does; without one give NotImplemented."""
+    """Replay a record that serves a call, as `answer` of replay.c does. Return NotImplemented if no record does."""
     if not tensors[0].is_cuda:
         return NotImplemented
     kept = all_kept.get((function, said, *map(type, said), generation))
@@ -168,7 +168,7 @@ def _types_within(said: Key) -> list[type]:
 
 
 def _plain(function: Function, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Detach a call's tensors, since records handle no gradients, if the call needs no gradient."""
+    """Detach a call's tensors if the call needs no gradient, because records handle no gradients."""
     if not torch.is_grad_enabled() or function.wants_checks(tensors) or not any(x.requires_grad for x in tensors):
         return tensors
     return tuple([x.detach() if x.requires_grad else x for x in tensors])
@@ -182,7 +182,7 @@ def answered(
     plain: tuple[Tensor, ...],
     stated: tuple[int, ...],
 ) -> Any:
-    """Answer a call of tensors on a GPU that no record serves, and record it. `plain`: tensors without gradients."""
+    """Answer and record a call on a GPU that no record serves. `plain`: the tensors without gradients."""
     device = tensors[0].device
     if torch._C._cuda_getDevice() != tensors[0].get_device():
         with torch.cuda.device(device):
@@ -209,11 +209,11 @@ def answered(
 def recorded(
     function: Function, operands: tuple[Any, ...], said: Key, tensors: tuple[Tensor, ...], numbers: Sequence[int] = ()
 ) -> tuple[Any, Any]:
-    """Record a call, and give the way to put its results together; None if such calls cannot be recorded.
+    """Record a call. Return its record and the function that assembles its results; (None, None) if it has no record.
 
-    An error is not raised here but by the call itself, which knows the tensors and names them.
+    No error is raised here. The call itself runs afterwards, and raises the error with the names of its tensors.
     """
-    if len({*map(id, tensors)}) < len(tensors):  # other calls give two tensors in the places of one given twice
+    if len({*map(id, tensors)}) < len(tensors):  # one tensor passed twice: another call may pass two
         times, met = Counter(map(id, tensors)), set[int]()
 
         def other(x: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def _with(operand: Any, instead: Callable[[Tensor], Any]) -> Any:
 
 
 def _assembled(made: Any, leaves: list[Shadow]) -> Callable[[Sequence[Tensor]], Any] | None:
-    """List the tensors of results in `leaves`; give the way to put results together from such a list, None for None."""
+    """Append a result's tensors to `leaves`. Return a function that makes the result from such a list, or None."""
     if isinstance(made, Shadow):
         place = len(leaves)
         leaves.append(made)
@@ -263,7 +263,7 @@ def _assembled(made: Any, leaves: list[Shadow]) -> Callable[[Sequence[Tensor]], 
     if made is None:
         return None
     if not isinstance(made, tuple):
-        raise UnfitError("a result that is no tensor")
+        raise UnfitError("a result that is not a tensor")
     parts = [_assembled(each, leaves) for each in made]
     kind = getattr(made, "_make", tuple)
     if all(isinstance(each, Shadow) for each in made):
@@ -273,4 +273,4 @@ def _assembled(made: Any, leaves: list[Shadow]) -> Callable[[Sequence[Tensor]], 
 
 
 def _nothing(_: Sequence[Tensor]) -> None:
-    """Give None, the result of a call without results."""
+    """Return None, the result of a call without results."""

@@ -1,18 +1,18 @@
-// The sum over a cluster whose CTAs each accumulated the same tile over their own part of k.
+// The sum over a cluster. Each of its CTAs has accumulated the same tile over its own part of k.
 //
 // Every CTA adds up an equal share of the tile, always in the order of the senders, so the bits are the same each time.
-// The unit of sharing is a chunk: four accumulators of each lane of a warp, 16 rows by 8 columns, 512 bytes.
+// A share consists of chunks. A chunk is four accumulators of each lane of a warp: 16 rows by 8 columns, 512 bytes.
 //
 //   chunk number                quad of accumulators * kNumMathWarps + warp
 //   added up by                 CTA chunk / chunks_per_cta
 //   shared memory of that CTA   exchange[sender][chunk % chunks_per_cta][lane], 16 bytes each
 //
-// A warp writes and reads whole rows of 512 bytes: no bank conflicts. Arriving bytes complete a phase of the mbarrier
-// `received`, so a CTA waits only for the chunks it adds. It may exit once it has sent and added: receivers stay until
-// everything has arrived. Before `send_chunks` all CTAs must have initialized their mbarriers and called
-// `expect_chunks`: a barrier of the cluster has to come in between.
+// A warp writes and reads whole rows of 512 bytes, without bank conflicts. Arriving bytes complete a phase of the
+// mbarrier `received`, so a CTA waits only for the chunks it adds. A CTA may exit once it has sent and added: receivers
+// stay until everything has arrived. Before `send_chunks`, all CTAs must have initialized their mbarriers and called
+// `expect_chunks`, and then a cluster barrier is needed.
 //
-// Without a cluster, the teams of a CTA "send" their sums to its own memory: a barrier of the block has to follow.
+// Without a cluster, the teams of a CTA "send" their sums to its own memory. Then a barrier of the CTA must follow.
 #pragma once
 #include "config.cuh"
 #include "ptx/cluster.cuh"
@@ -25,7 +25,7 @@ DEVICE_CONSTEXPR uint32_t chunks_of_tile(uint32_t accumulators) { return accumul
 DEVICE_CONSTEXPR uint32_t chunks_per_cta(uint32_t accumulators) {
   return ceil_div(chunks_of_tile(accumulators), kClusterK);
 }
-// `senders`: the number of CTAs, which send in the order of k; or of their teams, if teams have sums of their own.
+// `senders`: the number of CTAs, or of teams if each team has its own sums. They are numbered in the order of k.
 DEVICE_CONSTEXPR uint32_t exchange_floats(uint32_t accumulators, uint32_t senders = kClusterK) {
   return senders * chunks_per_cta(accumulators) * kChunkFloats;
 }
@@ -36,14 +36,14 @@ DEVICE uint32_t chunks_of_rank(uint32_t accumulators, uint32_t rank) {
   return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);
 }
 
-// One thread, once for each use of `exchange`.
+// Announces the bytes that this CTA will receive. One thread calls it, once for each use of `exchange`.
 template <uint32_t kAccumulators, uint32_t kSenders = kClusterK>
 DEVICE void expect_chunks(uint64_t* received, uint32_t rank) {
   ptx::mbarrier_arrive_expect_tx(received, kSenders * chunks_of_rank(kAccumulators, rank) * kChunkFloats * 4);
 }
 
-// Sends four sums of each lane of a warp to the CTA that adds up the chunk. This is sender number `sender`. `first` is
-// the rank in the cluster of the CTA that counts as 0.
+// Sends four sums of each lane of a warp to the CTA that adds up this chunk. `sender` is this sender's number. `first`
+// is the cluster rank of the CTA that counts as CTA 0.
 template <uint32_t kAccumulators>
 DEVICE void send_chunk(float* exchange, uint64_t* received, uint32_t sender, uint32_t first, uint32_t chunk, uint32_t lane,
                        float x, float y, float z, float w) {
@@ -55,7 +55,7 @@ DEVICE void send_chunk(float* exchange, uint64_t* received, uint32_t sender, uin
     ptx::st_shared_v4_b32(to, ptx::bits_of(x), ptx::bits_of(y), ptx::bits_of(z), ptx::bits_of(w));
 }
 
-// Sends all of a warp's sums. This CTA's own share goes the same way, so that the additions need no exception.
+// Sends all of a warp's sums. This CTA also sends its own share to itself, so that the addition has no special case.
 template <uint32_t kAccumulators>
 DEVICE void send_chunks(const float (&total)[kAccumulators], float* exchange, uint64_t* received, uint32_t sender,
                         uint32_t first, uint32_t warp, uint32_t lane) {

@@ -1,4 +1,4 @@
-"""The GPUs that kernels are chosen for, and the limits of one SM. How fast each is says gemm/choose/timings.json."""
+"""The GPUs that kernels are chosen for, and the limits of one SM. gemm/choose/timings.json has each GPU's speed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 SHARED_BYTES_LIMIT = 232448
-"""Shared memory that one block may use on sm_90."""
+"""Bytes of shared memory that one CTA may use on sm_90."""
 REGISTERS_PER_SM = 65536
 WGMMA_ROWS = 64
 WGMMA_K = 32
@@ -17,7 +17,7 @@ WARPGROUP_THREADS = 128
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: which kind, and how many of its SMs there are."""
+    """A kind of GPU and its number of SMs."""
 
     name: str
     num_sms: int
@@ -31,18 +31,18 @@ HOPPER = 9
 
 
 class UnsupportedGpuError(NotImplementedError):
-    """A CUDA device that the kernels are not for."""
+    """A CUDA device that cannot run the kernels."""
 
 
 @cache
 def is_hopper(device: int) -> bool:
-    """Tell whether a CUDA device is a GPU that the kernels are for."""
+    """Tell whether a CUDA device is a Hopper GPU, which can run the kernels."""
     return bool(_properties(device).major == HOPPER)
 
 
 @cache
 def gpu_of(device: int) -> Gpu:
-    """The GPU that a CUDA device is; an unknown Hopper GPU is taken for an H100 with its own number of SMs."""
+    """Return the kind of a CUDA device. An unknown Hopper GPU counts as an H100 with its own number of SMs."""
     properties = _properties(device)
     if properties.major != HOPPER:
         raise UnsupportedGpuError(

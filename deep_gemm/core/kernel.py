@@ -20,14 +20,14 @@ from .sources import cuda_sources, generated
 
 
 class Config:
-    """A configuration: what a kernel's source is compiled for. Heirs are frozen dataclasses: equal ones hash alike."""
+    """The settings that a kernel's source is compiled for. Subclasses are frozen dataclasses, which can be keys."""
 
     taken: ClassVar[tuple[str, ...]] = ()
-    """Attributes that the source takes as constants of their names."""
+    """Attributes that become constants of the source: `num_stages` becomes `kNumStages`."""
 
     @property
     def name(self) -> str:
-        """Short, for people."""
+        """Short description for people."""
         return f"{self.num_threads} threads"
 
     @property
@@ -42,7 +42,7 @@ class Config:
 
     @property
     def ctas_per_sm(self) -> int:
-        """CTAs that are to share an SM; the launch bounds say so too."""
+        """CTAs that must fit on an SM at a time, as the launch bounds require."""
         return 1
 
     @property
@@ -52,7 +52,7 @@ class Config:
 
     @property
     def kernel_name(self) -> str | None:
-        """The kernel's name where the source takes it from `config.cuh`."""
+        """The kernel's name if the source reads it from `config.cuh`, else None."""
         return None
 
     def rules(self) -> Iterator[tuple[bool, str]]:
@@ -60,19 +60,19 @@ class Config:
         return iter(())
 
     def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built for this configuration; None if it can."""
+        """Return why the kernel cannot be built for this configuration; None if it can."""
         return next((f"needs {rule}" for holds, rule in self.rules() if not holds), None)
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes from its configuration."""
+        """Return the numbers and switches that the source reads from its configuration."""
         return constants_of(self, *self.taken)
 
     def choices(self) -> Mapping[str, str]:
-        """Give the macros that make the source pick a file or a word."""
+        """Return the macros by which the source includes a file or inserts a word."""
         return {}
 
     def header(self) -> str:
-        """Give `config.cuh`: every constant and choice that the kernel's source takes from its configuration."""
+        """Write `config.cuh`: every constant and macro that the source reads from its configuration."""
         lines = ["#pragma once", '#include "types.cuh"']
         for name, value in self.constants().items():
             lines.append(
@@ -85,38 +85,38 @@ class Config:
 
 @dataclass(frozen=True)
 class CodePlan:
-    """The parts that the machine code of one configuration must have; `lab/gates.py` compares the two.
+    """The instructions and resources that one configuration's machine code must have; `lab/gates.py` checks them.
 
-    Counts are of instructions, not of executions.
+    Instructions are counted in the code, not as they run.
     """
 
     roles: tuple[tuple[int, int | None], ...]
-    """(threads, registers of each after setmaxnreg) of the roles that share a block; None where nothing is moved."""
+    """(threads, registers of a thread after setmaxnreg) of each role of a CTA; None for a role without setmaxnreg."""
     shared_bytes: int
     """Dynamic shared memory of a launch."""
     qgmma: int = 0
-    """FP8 tensor core instructions of one k-block, because the k loop is neither unrolled nor peeled."""
+    """FP8 WGMMA instructions of one k-block, because the loop over k is neither unrolled nor peeled."""
     tma_loads: int = 0
     multicast_loads: int = 0
-    """The part of `tma_loads` that writes to every CTA of a cluster."""
+    """Loads among `tma_loads` that write to every CTA of a cluster."""
     tma_stores: int = 0
     tma_reduces: int = 0
     """Stores that add to numbers in global memory."""
     bulk_copies: int = 0
-    """Copies from shared memory to addresses, or the other way."""
+    """Bulk copies between shared memory and plain addresses, without a tensor map."""
     hgmma: int = 0
-    """Tensor-core products of BF16."""
+    """BF16 WGMMA instructions."""
     ctas_per_sm: int = 1
-    """Blocks that are to share an SM."""
+    """CTAs that must fit on an SM at a time."""
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads of a CTA."""
         return sum(threads for threads, _ in self.roles)
 
 
 def constants_of(of: object, *names: str) -> dict[str, int | bool]:
-    """Give the constants that repeat these attributes: `kNumStages` is `num_stages`."""
+    """Return these attributes as constants of a source: `num_stages` becomes `kNumStages`."""
     return {f"k{name.title().replace('_', '')}": getattr(of, name) for name in names}
 
 
@@ -126,8 +126,8 @@ C = TypeVar("C", bound=Config)
 class Kernel(Generic[C]):
     """The kernel of <source>.cuh: its compilation, the plan of its machine code, and its launches.
 
-    Its family states parameters and configurations, chooses one for a problem, fills in the parameters, and says how
-    many CTAs it needs.
+    A kernel's family states the parameters and configurations. For each problem, the family chooses a configuration,
+    fills in the parameters and computes the number of CTAs.
     """
 
     def __init__(
@@ -145,14 +145,14 @@ class Kernel(Generic[C]):
     ) -> None:
         """State a kernel.
 
-        - `params`: what a launch takes, for all configurations or each: the name of a struct of its source, or fields.
-        - `lengths`: constants that the struct names as lengths of its arrays.
-        - `configs`: gives every configuration that can be chosen.
-        - `name`: its name in profilers and reports, if it is not the source's.
-        - `code`: gives the plan of its machine code. If left out: ordinary loads and stores, and `bulk_copies` between
-          shared memory and addresses.
-        - `more`: headers that are made for a configuration, such as `wgmma_shapes.cuh`.
-        - `promotes`: partial sums are promoted by FFMAs, which old compilers leave in a slow order.
+        - `params`: a launch's parameters: a struct's name in the source, `Params`, or a function of a configuration.
+        - `lengths`: the constants that are lengths of arrays in the struct.
+        - `configs`: returns every configuration that can be chosen.
+        - `name`: the kernel's name in profilers and reports, if it differs from the source's.
+        - `code`: returns the plan of the machine code. The default: ordinary loads and stores, and `bulk_copies`
+          between shared memory and plain addresses.
+        - `more`: makes further headers for a configuration, such as `wgmma_shapes.cuh`.
+        - `promotes`: FFMAs promote partial sums; old compilers put these FFMAs into a slow order.
         """
         self.name, self.kernel_name = source, name or source
         self.configs: Callable[[], Sequence[C]] = cache(configs)
@@ -161,34 +161,34 @@ class Kernel(Generic[C]):
         self._bulk_copies, self._promotes = bulk_copies, promotes
 
     def name_of(self, config: C) -> str:
-        """Give a configuration's name in profilers."""
+        """Return a configuration's name in profilers."""
         return config.kernel_name or self.kernel_name
 
     def params_of(self, config: C) -> Params:
-        """Give the list of parameters of a configuration."""
+        """Return the parameters of a configuration."""
         return self._params(config) if callable(self._params) else self.params
 
     @cached_property
     def params(self) -> Params:
-        """The list of parameters, if all configurations have one."""
+        """The parameters, if all configurations share them."""
         if isinstance(self._params, str):
             return Params.of_source(self.source, self._params, self._lengths)
         assert isinstance(self._params, Params)
         return self._params
 
     def headers(self, config: C) -> dict[str, str]:
-        """Give everything that the kernel's source includes, for one configuration."""
+        """Return all files that the kernel's source may include, for one configuration."""
         params = self.params_of(config)
         made = {} if self._more is None else self._more(config)
         own = {"config.cuh": generated(config.header()), params.header_name: params.layout_header()}
         return {**cuda_sources(), **own, **made}
 
     def passes(self, config: C) -> tuple[jit.Pass, ...]:
-        """Give the passes over machine code that the compiler in use makes worthwhile."""
+        """Return the passes that improve the machine code of the compiler in use."""
         return jit.passes_for(config.num_threads * config.ctas_per_sm) if self._promotes else ()
 
     def build(self, config: C) -> jit.CompiledKernel:
-        """Compile the kernel, or take it from the cache."""
+        """Compile the kernel, or load it from the cache."""
         reason = config.why_illegal()
         if reason is not None:
             raise ValueError(f"config: {reason}, got {config}")
@@ -206,29 +206,29 @@ class Kernel(Generic[C]):
             ctas_per_sm=config.ctas_per_sm,
         )
 
-    @cache  # noqa: B019 - each source has one kernel, which stays
+    @cache  # noqa: B019 - a source has one kernel, which is never freed
     def loaded(self, config: C, device: int) -> driver.Kernel:
-        """Get the kernel of a configuration on a device, compiled and loaded at first need."""
+        """Return a configuration's kernel on a device. The first call compiles and loads it."""
         return driver.Kernel(self.build(config), config.shared_bytes)
 
     @cache  # noqa: B019
     def launcher(self, config: C, device: int, is_dependent: bool) -> driver.Launcher:
-        """Get the way a configuration is launched on a device, compiled and loaded at first need."""
+        """Return the launcher of a configuration on a device. The first call compiles and loads the kernel."""
         kernel, size = self.loaded(config, device), self.params_of(config).size
         threads, cluster = config.num_threads, config.cluster_size
         return driver.Launcher(kernel, size, threads, cluster, is_dependent=is_dependent, of=config.name)
 
     def fits(self, config: C, device: int) -> bool:
-        """Ask whether a device, which is the current one, has room for a cluster of this configuration."""
-        self.launcher(config, device, get_pdl())  # the driver wants to know first that the size is meant
+        """Tell whether a cluster of this configuration fits on a device, which must be the current one."""
+        self.launcher(config, device, get_pdl())  # a launcher first permits clusters of more than 8 CTAs
         return driver.clusters_at_once(self.loaded(config, device), config.num_threads, config.cluster_size) > 0
 
     def run(self, config: C, values: Mapping[str, Any], grid: Any, device: int, *, is_dependent: bool = False) -> None:
-        """Launch for a configuration on the current stream of this device; or add the launch to a record being made.
+        """Launch for a configuration on the current stream of this device, or add the launch to a record in the making.
 
-        `values` are the members of the parameters: numbers, tensors, `Mapped` and `Behind` these, None for no tensor,
-        tuples for arrays, or bytes. `is_dependent` says that the kernel before is the package's own, and may still be
-        ending.
+        `values` has a value for each member of the parameters: a number, a tensor, a `Mapped`, a `Behind`, None for no
+        tensor, a tuple for an array, or bytes. `is_dependent`: the kernel before it is the package's own, and may still
+        be running its end.
         """
         into = target()
         if into is not None:
@@ -245,7 +245,7 @@ class Kernel(Generic[C]):
     def packed(
         self, config: C, values: Mapping[str, Any], encode: Callable[[TensorMap, int, int], bytes] | None = None
     ) -> bytes:
-        """Give the bytes of a launch's parameters."""
+        """Return the bytes of a launch's parameters."""
 
         def plain(value: Any) -> Any:
             if value is None:

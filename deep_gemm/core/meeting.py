@@ -1,4 +1,4 @@
-"""The place where the ranks of a node meet: core/meeting.cuh, and the memory that they write to."""
+"""The host's side of core/meeting.cuh: memory that the ranks of a node write to, and the parameters of a meeting."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from .check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD_BYTES
 from .params import Params
 
 MAX_RANKS = 8
-"""Ranks of a node: `kMaxRanks` of core/meeting.cuh."""
+"""The most ranks of a node: `kMaxRanks` in core/meeting.cuh."""
 MAX_ROW_BYTES = 32768
-"""The most bytes of a row in a room: gather_rows has shared memory for the scales of such a row."""
+"""The most bytes of a row in a room. gather_rows has shared memory for the scales of a row of this size."""
 STORAGE_BYTES = 8
 """Size of `MeetingStorage`."""
 STATE_WORDS = 5
-"""Words of a rank's own: for each way its epoch and the count of its blocks, and the rank that it missed."""
+"""Words of a rank's state: for each way an epoch and a count of CTAs, then the rank that did not arrive."""
 ERROR_WORD = STATE_WORDS - 1
 
 
 class Way(Enum):
-    """Ranks meet twice in a call. The values are places of a way's flags and of its words."""
+    """The two meetings of a call. A value is the index of a way's flags and words."""
 
     THERE = 0
-    """Rows have gone to their experts."""
+    """All rows have been sent to their experts."""
     BACK = 1
-    """Results have come back."""
+    """All results have been sent back."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """The memory of a rank that all ranks of a node write to, in one allocation. Places are bytes from its start.
+    """Memory of a rank that all ranks of its node write to: one allocation. Offsets are bytes from its start.
 
     rows [max_tokens] | ids [ranks, max_tokens, topk] | results [max_tokens, topk, hidden] | flags
     """
@@ -45,21 +45,21 @@ class Room:
     hidden: int
     topk: int
     gran_k: int | None = SCALE_BLOCK
-    """Columns of a row of FP8 that share a scale; None: rows are BF16, without scales."""
+    """Columns of an FP8 row that share a scale; None for BF16 rows, which have no scales."""
 
     @property
     def slots(self) -> int:
-        """Slots for tokens, equally many for each rank."""
+        """Slots for tokens: `max_tokens` for each rank."""
         return self.ranks * self.max_tokens
 
     @property
     def scales(self) -> int:
-        """The byte of a row at which its scales begin, behind the values."""
+        """Byte of a row at which its scales begin, behind its values."""
         return self.hidden * (BF16_BYTES if self.gran_k is None else 1)
 
     @property
     def weights(self) -> int:
-        """The byte of a row at which the weights of its routes begin, behind the scales."""
+        """Byte of a row at which the weights of its routes begin, behind its scales."""
         return self.scales + (0 if self.gran_k is None else ceil_div(self.hidden, self.gran_k) * WORD_BYTES)
 
     @property
@@ -69,26 +69,26 @@ class Room:
 
     @property
     def ids(self) -> int:
-        """int32: experts of this rank, numbered from 0; -1 for routes to others."""
+        """Byte at which the ids begin: int32, experts of this rank from 0, and -1 for a route to another rank."""
         return self.max_tokens * self.row_bytes
 
     @property
     def results(self) -> int:
-        """BF16: the results of all experts for this rank's tokens, wherever the experts are."""
+        """Byte at which the results begin: BF16, the results of all ranks' experts for this rank's tokens."""
         return align(self.ids + self.slots * self.topk * WORD_BYTES, ADDRESS_ALIGNMENT)
 
     @property
     def flags(self) -> int:
-        """uint32: for each way, the epochs that the ranks have reached."""
+        """Byte at which the flags begin: uint32, the epoch that each rank has reached, for each way."""
         return self.results + self.max_tokens * self.topk * self.hidden * BF16_BYTES
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of the whole room."""
         return self.flags + len(Way) * MAX_RANKS * WORD_BYTES
 
     def why_impossible(self) -> str | None:
-        """Give the reason why such a room is impossible; None if it is possible."""
+        """Return the reason why such a room is impossible; None if it is possible."""
         if self.ranks > MAX_RANKS:
             return f"expected at most {MAX_RANKS} processes, all of one node, got {self.ranks}"
         if self.row_bytes > MAX_ROW_BYTES:
@@ -98,7 +98,7 @@ class Room:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A rank of a node, with the addresses of all ranks' rooms as this rank's GPU sees them."""
+    """A rank of a node, with the addresses at which its GPU reaches the rooms of all ranks."""
 
     room: Room
     addresses: tuple[int, ...]
@@ -108,12 +108,12 @@ class Node:
     experts: int
     """Experts on each rank."""
     report: Tensor
-    """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
+    """int32 `[1]` in host memory that the GPU can write: 1 + the rank that did not arrive, or 0."""
     limit: int
     """The limit of a wait, in nanoseconds."""
 
     def meeting(self, way: Way) -> dict[str, Any]:
-        """Give the members of `Meeting`, as one of a kernel's parameters, with their values."""
+        """Return the values of the struct `Meeting` within a kernel's parameters, by member."""
         return {
             "meeting.rooms": self.addresses,
             "meeting.flags": self.room.flags + way.value * MAX_RANKS * WORD_BYTES,
@@ -127,7 +127,7 @@ class Node:
 
 
 def alone(memory: Tensor) -> dict[str, Any]:
-    """Give the same members for a kernel that meets no other rank and reads one memory alone."""
+    """Return the values of `Meeting` for a kernel that meets no other rank and reads only `memory`."""
     return {**_nobody(), "meeting.rooms": (memory,)}
 
 

@@ -1,4 +1,4 @@
-"""Make an operator of a schema, a function that computes it, and a function that replaces it for fake tensors."""
+"""Make operators of torch from a schema, a function that computes, and a function that checks fake tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ library: Any = torch.library  # which has no types
 LIBRARY = library.Library("deep_gemm", "FRAGMENT")
 TAGS = (
     torch.Tag.pt2_compliant_tag,
-    # Inductor passes on the strides that it was shown, so scales that lie m-major stay so.
+    # Inductor must keep the strides that it saw when it compiled, so that m-major scales stay m-major.
     torch.Tag.needs_exact_strides,
 )
 
 Kernel = Callable[..., Any]
 Tags = tuple[torch.Tag, ...]
 Flops = Callable[..., int] | None
-"""`(made, **arguments)`: operations of a call, by shapes. `made` is the first tensor that it made, or wrote."""
+"""`flops(made, **arguments)` counts a call's operations by shapes. `made`: the first tensor that it made or wrote."""
 
 
 def register_at_need(module: str) -> None:
@@ -38,7 +38,7 @@ def register_at_need(module: str) -> None:
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("__"):
                 import_module(module)  # a thread already inside this import sees only the operators made until then
-            # Returns the same packet each time, because torch counts operations by packet.
+            # Return the same packet each time, because torch counts operations by packet.
             return vars(self).get(name) or super().__getattr__(name)
 
         def __dir__(self) -> list[str]:
@@ -53,7 +53,7 @@ def register_at_need(module: str) -> None:
 
 
 def flops_of(operand: str) -> Flops:
-    """Count a product that multiplies each number of this operand with every column of its result."""
+    """Make a formula for a product that multiplies each element of an operand once for each column of the result."""
     return lambda made, **given: 2 * given[operand].numel() * made.shape[-1]
 
 
@@ -62,9 +62,9 @@ def operator(
 ) -> None:
     """Make an operator of torch.ops.deep_gemm.
 
-    `fake` takes what `real` takes, makes all checks that need neither addresses nor elements, and gives tensors of the
-    same shapes, strides, types and devices. The result carries no gradient, unless `gradients` gives a formula. `flops`
-    is for torch's FlopCounterMode.
+    `fake` has the arguments of `real`. It makes all checks that need neither addresses nor elements. Its results have
+    the shapes, strides, types and devices of `real`'s. No result has a gradient unless `gradients` registers a formula.
+    torch's FlopCounterMode calls `flops`.
     """
     name = schema.split("(", maxsplit=1)[0]
     LIBRARY.define(schema, tags=TAGS + tags)
@@ -89,13 +89,13 @@ def operators(
     has_gradients: bool = False,
     flops: Flops = None,
 ) -> None:
-    """Make an operator whose kernels get all arguments by name, even left-out ones; a schema with `<>` makes two.
+    """Make an operator whose kernels get all arguments by name, with defaults filled in. A schema with `<>` makes two.
 
-    `f(Tensor x<, Tensor(d!) d>) -> Tensor` is `f`, which gives D, and `f.into`, which writes a caller's D. Kernels of
-    `f` get `d=None`. Kernels get an operand `x` and its scales `sfx` as a pair, or `x` alone if `sfx` is None, and
-    lists as tuples. `adds_to_d` says that C is D, which could not be passed as C: D is written, and C is not.
-    `passes`: an expression of the arguments that kernels get instead, such as `a, b, d, c, (recipes,)`, where `recipes`
-    are the three that one `recipe` stands for.
+    `f(Tensor x<, Tensor(d!) d>) -> Tensor` makes `f`, which returns D, and `f.into`, which writes a caller's D. Kernels
+    of `f` get `d=None`. Kernels get an operand `x` and its scales `sfx` as a pair, or `x` alone if `sfx` is None, and
+    lists as tuples. `adds_to_d` means that C is D: a tensor that is written cannot also be passed as C.
+    `passes`: the arguments that kernels get instead, as an expression such as `a, b, d, c, (recipes,)`. `recipes` is
+    the triple of recipes that `recipe` stands for.
     """
     whole = re.sub(r"<(.*?)>", r"\1", schema)
     alone = re.sub(r"<(.*?)>", "", schema)
@@ -108,15 +108,15 @@ def operators(
     if whole != alone:
         into = whole.replace("(", ".into(", 1).rsplit(" -> ", maxsplit=1)[0] + " -> ()"
         operator(into, taking(into, real), taking(into, fake), tags)
-    _register_flops(alone, flops)  # after all overloads, since torch makes a new packet with each
+    _register_flops(alone, flops)  # after all overloads: torch makes a new packet for each
 
 
 DECLARED: list[Callable[[], None]] = []
-"""Functions that make the operators declared beside their functions; deep_gemm/ops.py calls them."""
+"""Functions that make the declared operators. deep_gemm/ops.py calls all of them."""
 
 
 def declared(schema: str, real: Kernel, fake: Kernel, make: Callable[..., None] = operators, **more: Any) -> Kernel:
-    """Declare an operator that `make` makes later; give a function that passes a call on to it unchanged."""
+    """Declare an operator, which `make` makes later. Return a function that passes its arguments to the operator."""
     DECLARED.append(partial(make, schema, real, fake, **more))
     name = schema.partition("(")[0]
     return lambda *given: getattr(torch.ops.deep_gemm, name).default(*given)
@@ -125,8 +125,8 @@ def declared(schema: str, real: Kernel, fake: Kernel, make: Callable[..., None] 
 def _taking(all_names: list[str], passes: str, schema: str, kernel: Kernel) -> Kernel:
     """Compile `lambda a, sfa, d, c=None, *, adds_to_d=False: kernel(a=(a, sfa), d=d, c=c_of(d, c, adds_to_d))`.
 
-    A compiled graph calls it each time, so nothing is looked up. The lambda has defaults because torch leaves out
-    arguments that equal them.
+    A compiled graph calls the lambda in each run, so the lambda looks nothing up. It has defaults because torch leaves
+    out arguments that equal the defaults.
     """
     arguments = torch._C.parse_schema(schema).arguments
     lists = {x.name for x in arguments if "List" in str(x.type)}
@@ -159,12 +159,12 @@ def _c_of(d: Any, c: Any, adds_to_d: bool) -> Any:
 
 
 def gradients(name: str, backward: Kernel, keep: Kernel) -> None:
-    """Register the formula for an operator's gradients, and the function that keeps forward's tensors for it."""
+    """Register the formula of an operator's gradients, and the function that keeps the tensors that it needs."""
     library.register_autograd(f"deep_gemm::{name}", backward, setup_context=keep, lib=LIBRARY)
 
 
 def _register_flops(name: str, flops: Flops) -> None:
-    """Let torch count the operations of all overloads by one formula. The overload `into` writes to a given tensor."""
+    """Register one formula that counts the operations of all overloads. The overload `into` writes a given tensor."""
     if flops is None:
         return
     from torch.utils import flop_counter  # which loads Triton
@@ -180,14 +180,14 @@ def _register_flops(name: str, flops: Flops) -> None:
         return flops(made, **given)
 
     flop_counter.register_flop_formula(packet, get_raw=True)(count)
-    for mode in modes_in_force():  # a counter has a copy of torch's formulas, and this one is late for it
+    for mode in modes_in_force():  # a counter copied torch's formulas before this one existed
         counter = getattr(mode, "counter", None)
         if isinstance(counter, flop_counter.FlopCounterMode):
             counter.flop_registry[packet] = count
 
 
 def _counting_versions(made: torch._ops.OpOverload) -> Kernel:
-    """Make a kernel that lets autograd know which tensors are written, and leaves the rest to the kernels below."""
+    """Make a kernel that tells autograd which tensors are written, and then calls the next kernel of the operator."""
     arguments = made._schema.arguments
     written = [(i, x.name) for i, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write]
 

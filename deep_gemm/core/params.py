@@ -1,8 +1,8 @@
-"""The parameters of each kernel: a struct, whose members are stated in the kernel's source alone.
+"""The parameters of each kernel: a struct whose members are stated only in the kernel's source.
 
-`Params.of_source` reads them there. They give the bytes that a launch hands over (`pack`), the offsets of the
-members that a record writes anew (`offset`), and a header that makes the source assert that the compiler lays the
-struct out in the same way (`layout_header`). The simulator runs the very bytes that are packed here.
+`Params.of_source` reads the members from the source. `pack` makes the bytes that a launch passes to the kernel.
+`offset` says where a record writes a new value. `layout_header` makes a header of assertions: the compiler must lay
+the struct out as `pack` does. The simulator passes its kernels the bytes of `pack`, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .sources import cuda_sources
 
 
 class Kind(Enum):
-    """The kind of a field: its bytes, the alignment of its place, and `struct`'s letter for it."""
+    """The kind of a field: its size in bytes, its alignment, and its letter in Python's `struct`."""
 
     MAP = (MAP_BYTES, MAP_ALIGNMENT, "")
     POINTER = (8, 8, "Q")
@@ -37,7 +37,7 @@ class Field(NamedTuple):
     kind: Kind
     length: int = 1
     of_base: int = 1
-    """Alignment of another struct, if this is its first member or the one behind it: its size is a multiple of that."""
+    """Alignment of a nested struct, for its first member and for the member behind it (the nested struct is padded)."""
 
     @property
     def num_bytes(self) -> int:
@@ -46,7 +46,7 @@ class Field(NamedTuple):
 
     @property
     def is_bytes(self) -> bool:
-        """Tell whether its value is bytes, a map or an array, instead of a number."""
+        """Tell whether the member's value is bytes (a map or an array), not a number."""
         return self.kind is Kind.MAP or self.length > 1
 
 
@@ -61,11 +61,11 @@ _KINDS = {
 }
 _MEMBER = re.compile(r" ?(\*?)(\w*)(?:\[(\w+)\])?")
 Names = Mapping[str, str | int]
-"""Meanings of names of `config.cuh`: files for macros that a source includes, numbers for lengths of arrays."""
+"""Values of names from `config.cuh`: a file for each macro that a source includes, a number for an array's length."""
 
 
 def _found(struct_name: str, source: str, names: Names) -> tuple[str, str, str]:
-    """Find a struct in a source, or in files that it includes; give the text around it, its bases, and its members."""
+    """Find a struct in a source or its included files. Return the file's text, the struct's bases and its body."""
     texts = [source]
     for text in texts:
         _, begin, rest = text.partition(f"\nstruct {struct_name} ")
@@ -79,9 +79,9 @@ def _found(struct_name: str, source: str, names: Names) -> tuple[str, str, str]:
 
 
 def _members(struct_name: str, source: str, names: Names, of_union: str, prefix: str = "") -> Iterator[Field]:
-    """Read the members of a struct, among them the members of its bases and of structs inside it, in order.
+    """Read the members of a struct in order, including the members of its bases and of structs inside it.
 
-    Functions follow all members. Of a union, the member among the words of `of_union` is taken.
+    In a struct, all members are ahead of its functions. `of_union` lists the members to read from unions.
     """
     source, bases, body = _found(struct_name, source, names)
     body, _, _ = " ".join(line.partition("//")[0] for line in body.split("\n")).partition("DEVICE ")
@@ -124,8 +124,8 @@ class Params:
             at += before + field.num_bytes
             whole += f"{before}x" + (f"{field.num_bytes}s" if field.is_bytes else field.kind.format)
         self.size = at + -at % alignment
-        """The size that `sizeof` gives."""
-        # A launch packs its parameters, so all of them are packed by one call.
+        """The value of `sizeof`."""
+        # Each launch packs all its parameters, so one call packs them, which saves host time.
         self._whole = struct.Struct(f"{whole}{self.size - at}x")
         self._members = [field.name for field in fields]
         self._bytes_of = {field.name: field.num_bytes for field in fields if field.is_bytes}
@@ -133,22 +133,22 @@ class Params:
 
     @classmethod
     def of_source(cls, source: str, struct_name: str, names: Names | None = None, of_union: str = "") -> Params:
-        """Read a struct that a source defines, or a file that it includes. Of unions, `of_union` names members."""
+        """Read a struct from a source or its included files. `of_union` lists the members to read from unions."""
         return cls(struct_name, *_members(struct_name, source, names or {}, of_union))
 
     @property
     def header_name(self) -> str:
-        """Name of `layout_header` in a source's includes: "cast_params_layout.cuh" for `CastParams`."""
+        """Name by which a source includes `layout_header`: "cast_params_layout.cuh" for `CastParams`."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.struct_name).lower() + "_layout.cuh"
 
     def offset(self, name: str) -> int:
-        """Give the byte where a member begins."""
+        """Return the byte at which a member begins."""
         return self._offsets[name]
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
-        """Give the struct's bytes. Every member has a value: a number, bytes for a map, bytes or a tuple for an array.
+        """Return the struct's bytes. The value of a number is a number; of a map, bytes; of an array, bytes or a tuple.
 
-        An array may be shorter than its member.
+        The value of an array may be shorter than the array.
         """
         if values.keys() != self._offsets.keys():
             raise ValueError(f"{self.struct_name}: expected values of {sorted(self._offsets)}, got {sorted(values)}")
@@ -162,7 +162,7 @@ class Params:
         return self._whole.pack(*[values[name] for name in self._members])
 
     def layout_header(self) -> str:
-        """Give a header that asserts that the compiler lays the struct out as `pack` does."""
+        """Make a header of assertions that the compiler lays the struct out as `pack` does."""
         asserts = [
             f'static_assert(OFFSET_OF({self.struct_name}, {name}) == {at}, "{self.struct_name}.{name}: '
             f'core/params.py has it at byte {at}");'

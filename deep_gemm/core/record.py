@@ -1,6 +1,6 @@
-"""The record of a call: what the call was like, and the launches that answer it, as data.
+"""The record of a call: the layout of its tensors, and the launches that answer it, as data.
 
-shadow.py makes records; replay.py replays them, and defines their meaning; replay.c does the same faster.
+shadow.py makes records. replay.py replays records and defines their meaning. replay.c replays them faster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_TENSORS, MOST_DIMENSIONS, MOST_STATED = 16, 5, 256
 
 
 class Op(IntEnum):
-    """Ways to get a number. Division and remainder round down, as Python's do."""
+    """Operations that yield a number. Division and remainder round down, as in Python."""
 
     CONSTANT = 0
     SIZE = 1
@@ -47,9 +47,9 @@ ARITHMETIC: dict[Op, Callable[[int, int], int]] = {
 
 
 class Step(NamedTuple):
-    """One number: of a constant, its value; of a size or stride, tensor and dimension; else of two earlier numbers.
+    """A step that yields one number. A CONSTANT has its value in `a`. A SIZE or STRIDE has a tensor and a dimension.
 
-    The place of an integer among all that the caller states.
+    STATED has the index of an integer that the caller states. Arithmetic has the places of two earlier steps.
     """
 
     op: Op
@@ -67,7 +67,7 @@ class Relation(IntEnum):
 
 
 class Condition(NamedTuple):
-    """A relation of two numbers that holds, or does not."""
+    """A relation between two numbers, and whether it must hold or must fail."""
 
     relation: Relation
     a: int
@@ -76,18 +76,18 @@ class Condition(NamedTuple):
 
 
 class From(IntEnum):
-    """Beginnings that addresses count from."""
+    """Kinds of memory in which an address may be."""
 
     TENSOR = 0
-    """A tensor that the call was given."""
+    """A tensor of the call."""
     RESULT = 1
     """A tensor that the replay makes for the caller."""
     SCRATCH = 2
-    """The one buffer that lies between launches."""
+    """The one buffer that launches use for values between them."""
 
 
 class Address(NamedTuple):
-    """A place in memory: bytes, a number, behind the beginning of something."""
+    """An address: tensor `which` of kind `base`, and the number of bytes behind its beginning."""
 
     base: From
     which: int
@@ -95,7 +95,7 @@ class Address(NamedTuple):
 
 
 class Word(NamedTuple):
-    """An address, or a number of 4 or 8 bytes, that a launch has at a byte of its parameters."""
+    """An address, or a number of 4 or 8 bytes. It is written at byte `at` of a launch's parameters."""
 
     at: int
     size: int
@@ -104,7 +104,7 @@ class Word(NamedTuple):
 
 
 class Map(NamedTuple):
-    """A tensor map that a launch has at a byte of its parameters. Sizes, strides and box are numbers."""
+    """A tensor map, written at byte `at` of a launch's parameters. Sizes, strides and box are numbers."""
 
     at: int
     address: Address
@@ -116,10 +116,10 @@ class Map(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One launch: its kernel, CTAs, parameters, and the words and maps that are written over these."""
+    """One launch: its kernel, number of CTAs and parameters, and the words and maps to write into the parameters."""
 
     kernel: Any
-    """A `driver.Launcher`, or what stands for one."""
+    """A `driver.Launcher`, or a test's stand-in for one."""
     grid: int
     params: bytes
     words: tuple[Word, ...]
@@ -127,17 +127,17 @@ class Launch(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A tensor that the replay makes for the caller, of numbers."""
+    """A tensor that the replay makes for the caller. Its sizes and strides are numbers."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     view: tuple[tuple[int, ...], ...] = ()
-    """Sizes and strides of the view of it that the caller gets, if it is not the tensor itself."""
+    """Sizes and strides of the view that the caller gets; empty if the caller gets the tensor itself."""
 
 
 class Given(NamedTuple):
-    """A tensor of the call. A size or a stride of -1 is free: numbers read it."""
+    """A tensor of the call. A size or stride of -1 is free: steps read it from each call."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -146,37 +146,37 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """All that a replay knows of a call."""
+    """Everything that a replay knows about a call."""
 
     device: int
     given: tuple[Given, ...]
     stated: int
-    """Integers that the caller states."""
+    """Number of integers that the caller states."""
     steps: tuple[Step, ...]
     conditions: tuple[Condition, ...]
     outputs: int
-    """How many tensors, the last ones, are written: these share no memory with each other or the rest."""
+    """Number of tensors that launches write: the last ones. They share no memory with each other or the rest."""
     made: tuple[Made, ...]
     scratch: int
-    """Bytes of the buffer between launches, a number."""
+    """The number (its place) that holds the bytes of the buffer between launches."""
     launches: tuple[Launch, ...]
 
     @cached_property
     def constants(self) -> list[int]:
-        """Give the numbers that are constants, and 0 in the places of others."""
+        """Return the value of each constant step, and 0 for every other step."""
         return [step.a if step.op is Op.CONSTANT else 0 for step in self.steps]
 
     @cached_property
     def read(self) -> dict[Op, list[tuple[int, int, int]]]:
-        """List the numbers that a call gives, by where it has them: (place, a, b) of each step."""
+        """List the steps that read a size, a stride or a stated integer from a call, as (place, a, b)."""
         each = [(place, *step) for place, step in enumerate(self.steps)]
         return {of: [(i, a, b) for i, op, a, b in each if op is of] for of in (Op.SIZE, Op.STRIDE, Op.STATED)}
 
     @cached_property
     def program(self) -> list[Any]:
-        """List conditions as (numbers to compute before, is below, a, b, holds), earliest first; the last one holds.
+        """List conditions as (numbers to compute first, is below, a, b, holds), in the order of their numbers.
 
-        A number to compute is (place, function, a, b).
+        A number to compute is (place, function, a, b). The last condition always holds: it computes the rest.
         """
         asked = sorted([(max(a, b) + 1, of is Relation.BELOW, a, b, holds) for of, a, b, holds in self.conditions])
         found, at = [], 0

@@ -1,8 +1,8 @@
 // Replays records of calls: see record.py for what a record is, replay.py for what a replay means.
 //
-// Nothing here includes torch or CUDA. Tensors are read through DLPack's exchange table, launches go through the
-// driver's functions, and both are given as pointers by replay.py. The GIL is held throughout, so a record's memory is
-// used by one thread at a time. A record that does not serve a call answers NotImplemented before anything happened.
+// This file includes neither torch nor CUDA. It reads tensors through DLPack's exchange table and launches through the
+// driver's functions; replay.py passes the pointers to both. The GIL is held throughout, so only one thread at a time
+// uses a record's memory. If a record does not serve a call, a replay changes nothing and returns NotImplemented.
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
@@ -16,7 +16,7 @@
 
 enum { kMostTensors = 16, kMostDimensions = 5, kMostStated = 256, kMostSteps = 2048, kMapBytes = 128, kMapAlignment = 64 };
 
-// ---- DLPack, as dlpack.h of version 1 has it ----
+// ---- Types of DLPack, as in dlpack.h of version 1 ----
 
 typedef struct {
   void* data;
@@ -37,7 +37,7 @@ typedef struct {
   int (*current_stream)(int32_t device_type, int32_t device, void** stream);
 } Exchange;
 
-// ---- The driver, as cuda.h has it ----
+// ---- Types of the driver, as in cuda.h ----
 
 typedef struct {
   int id;
@@ -108,7 +108,7 @@ typedef struct {
   Address address;
   int32_t type, swizzle;
   int32_t sizes[kMostDimensions], strides[kMostDimensions], box[kMostDimensions];
-  // The address and numbers that are encoded in the parameters now.
+  // The address and numbers of the map that the parameters hold now.
   int is_encoded;
   uint64_t address_now, sizes_now[kMostDimensions], strides_now[kMostDimensions];
   uint32_t box_now[kMostDimensions];
@@ -120,14 +120,14 @@ typedef struct {
   uint32_t num_words, num_maps, num_bytes;
   Config config;
   Attribute attributes[2];
-  char* memory;  // what was allocated
-  char* params;  // aligned for maps
+  char* memory;  // the allocation
+  char* params;  // within the allocation, aligned for maps
   Word* words;
   Map* maps;
 } Launch;
 
 typedef struct {
-  int32_t ndim, view_ndim;  // of the tensor, and of the view of it that the caller gets; -1: the tensor itself
+  int32_t ndim, view_ndim;  // of the tensor, and of the view that the caller gets (-1: no view)
   int32_t sizes[kMostDimensions], strides[kMostDimensions], view_sizes[kMostDimensions], view_strides[kMostDimensions];
   PyObject* how;  // keywords of torch.empty_strided
 } Made;
@@ -146,14 +146,14 @@ typedef struct {
   PyObject* kept;  // launchers, so that their kernels stay loaded
 } Record;
 
-// ---- Reading what Python gives ----
+// ---- Reading a record that Python passes ----
 
 static int malformed(const char* what) {
   PyErr_Format(PyExc_ValueError, "record: %s", what);
   return -1;
 }
 
-// Reads the next item of a tuple as an integer.
+// Reads an item of a tuple as an integer.
 static int64_t integer(PyObject* tuple, Py_ssize_t index) {
   PyObject* item = PyTuple_GetItem(tuple, index);
   return item == NULL ? -1 : PyLong_AsLongLong(item);
@@ -163,7 +163,7 @@ static int32_t place(PyObject* tuple, Py_ssize_t index, int64_t below) {
   int64_t number = integer(tuple, index);
   if (PyErr_Occurred()) return -1;
   if (number < 0 || number >= below) {
-    malformed("a number names none of the record's");
+    malformed("an index is out of range");
     return -1;
   }
   return (int32_t)number;
@@ -175,7 +175,7 @@ static int is_tuple_of(PyObject* x, Py_ssize_t size) {
 
 static void* room(Py_ssize_t count, size_t size) { return PyMem_Calloc(count > 0 ? (size_t)count : 1, size); }
 
-// Reads places of numbers into `out`, and gives how many there are.
+// Reads places of numbers into `out`, and returns their count.
 static int places(PyObject* tuple, int32_t* out, int64_t below) {
   if (!is_tuple_of(tuple, -1) || PyTuple_Size(tuple) > kMostDimensions) return malformed("too many dimensions");
   for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); ++i) {
@@ -208,14 +208,14 @@ static int read_steps(Record* r, PyObject* steps) {
     if (PyErr_Occurred()) return -1;
     if (step->op == kConstant) continue;
     if (step->op == kStated) {
-      if (step->a < 0 || step->a >= r->num_stated) return malformed("a step names no number that is stated");
+      if (step->a < 0 || step->a >= r->num_stated) return malformed("a step reads an integer that is not stated");
       continue;
     }
     int reads = step->op == kSize || step->op == kStride;
     int64_t below = reads ? r->num_given : i;
-    if (step->a < 0 || step->a >= below) return malformed("a step names none before it");
+    if (step->a < 0 || step->a >= below) return malformed("a step must read an earlier value");
     int64_t most = reads ? r->given[step->a].ndim : i;
-    if (step->b < 0 || step->b >= most) return malformed("a step names none before it");
+    if (step->b < 0 || step->b >= most) return malformed("a step must read an earlier value");
   }
   return 0;
 }
@@ -262,7 +262,7 @@ static int read_conditions(Record* r, PyObject* conditions) {
 static int read_made(Record* r, PyObject* made) {
   for (Py_ssize_t i = 0; i < r->num_made; ++i) {
     PyObject* each = PyTuple_GetItem(made, i);
-    if (!is_tuple_of(each, 5)) return malformed("a result has sizes, strides, keywords, and those of a view or None");
+    if (!is_tuple_of(each, 5)) return malformed("a result needs sizes, strides, keywords and a view");
     Made* m = &r->made[i];
     m->ndim = places(PyTuple_GetItem(each, 0), m->sizes, r->num_steps);
     if (m->ndim < 0) return -1;
@@ -342,7 +342,7 @@ static int read_launch(Record* r, PyObject* given, Launch* l) {
     Map* m = &l->maps[i];
     m->at = (uint32_t)place(each, 0, num_bytes - kMapBytes + 1);
     if (PyErr_Occurred() || read_address(r, PyTuple_GetItem(each, 1), &m->address) < 0) return -1;
-    if (m->at % kMapAlignment) return malformed("a map lies at a multiple of 64 bytes");
+    if (m->at % kMapAlignment) return malformed("a map must begin at a multiple of 64 bytes");
     m->type = (int32_t)integer(each, 2);
     m->swizzle = (int32_t)integer(each, 3);
     int rank = places(PyTuple_GetItem(each, 4), m->sizes, r->num_steps);
@@ -364,7 +364,7 @@ static int64_t floor_divide(int64_t a, int64_t b) {
   return quotient - (a % b != 0 && (a < 0) != (b < 0));
 }
 
-// Computes steps from `i` on, before `until`; 0 if a number cannot be.
+// Computes the steps from `i` to `until` - 1. Returns 0 if a number cannot be computed.
 static int compute(const Record* r, const Tensor* tensors, const int64_t* stated, int64_t* v, Py_ssize_t i,
                    Py_ssize_t until) {
   for (; i < until; ++i) {
@@ -386,7 +386,7 @@ static int compute(const Record* r, const Tensor* tensors, const int64_t* stated
       case kDivide:
       case kRemainder: {
         int64_t a = v[s->a], b = v[s->b];
-        if (b == 0 || b == -1) return 0;  // nothing is divided by these
+        if (b == 0 || b == -1) return 0;  // the record does not serve such a call
         int64_t quotient = floor_divide(a, b);
         v[i] = s->op == kDivide ? quotient : a - quotient * b;
         break;
@@ -400,15 +400,15 @@ static int compute(const Record* r, const Tensor* tensors, const int64_t* stated
 
 static uint64_t begin(const Tensor* x) { return (uintptr_t)x->data + x->byte_offset; }
 
-// The end of a tensor's last element.
+// Returns the address behind a tensor's last element.
 static uint64_t end(const Tensor* x) {
   int64_t last = 0;
   for (int d = 0; d < x->ndim; ++d) last += (x->shape[d] - 1) * x->strides[d];
   return begin(x) + (uint64_t)((last + 1) * x->bits * x->lanes / 8);
 }
 
-// Computes the numbers for tensors; 0 if the record does not serve these. They lie with the caller: while torch makes a
-// tensor another thread may replay the same record.
+// Computes a record's numbers for tensors. Returns 0 if the record does not serve the tensors. The caller owns `v`:
+// while torch makes a tensor, another thread may replay the same record.
 static int serves(const Record* r, const Tensor* tensors, const int64_t* stated, int64_t* v) {
   for (Py_ssize_t i = 0; i < r->num_given; ++i) {
     const Given* g = &r->given[i];
@@ -423,7 +423,7 @@ static int serves(const Record* r, const Tensor* tensors, const int64_t* stated,
   }
   Py_ssize_t i = 0;
   for (Py_ssize_t each = 0; each <= r->num_conditions; ++each) {
-    // Conditions come in the order in which their numbers are known: most records of other rows end at the first.
+    // Conditions are sorted by their later number. Most records for other rows fail at the first condition.
     const Condition* c = each < r->num_conditions ? &r->conditions[each] : NULL;
     Py_ssize_t until = c == NULL ? r->num_steps : (c->a > c->b ? c->a : c->b) + 1;
     if (!compute(r, tensors, stated, v, i, until)) return 0;
@@ -462,7 +462,7 @@ static int begins(PyObject* x, uint64_t* at) {
   return 0;
 }
 
-// Encodes a map where its address or a number changed; the driver's status.
+// Encodes a map if its address or one of its numbers has changed. Returns the driver's status.
 static int encode(Map* m, const int64_t* v, uint64_t address, char* params) {
   int same = m->is_encoded && m->address_now == address;
   m->address_now = address;
@@ -482,8 +482,8 @@ static int encode(Map* m, const int64_t* v, uint64_t address, char* params) {
   return status;
 }
 
-// Launches all; the driver's status, and in `which` the launch that failed. Nothing here runs Python, so that no other
-// thread writes to a launch's parameters before the driver has read them.
+// Starts all launches. Returns the driver's status, and sets `which` to the launch that failed. No line of it runs
+// Python: otherwise another thread could write to a launch's parameters before the driver has read them.
 static int launch_all(Record* r, const int64_t* v, const uint64_t* const* beginnings, void* stream, Py_ssize_t* which) {
   for (Py_ssize_t i = 0; i < r->num_launches; ++i) {
     Launch* l = &r->launches[i];
@@ -511,7 +511,7 @@ static int launch_all(Record* r, const int64_t* v, const uint64_t* const* beginn
 
 static PyObject* no_record(void) { return Py_NewRef(Py_NotImplemented); }
 
-// Whether autograd may want to know of a tensor, or its numbers are others than its memory has; -1 is an error.
+// Returns 1 if a tensor requires a gradient or stores its values negated, so that Python must answer; -1 is an error.
 static int wants_python(Record* r, PyObject* const* objects) {
   PyObject* is_on = PyObject_CallNoArgs(host.is_grad_enabled);
   if (is_on == NULL) return -1;
@@ -554,7 +554,7 @@ static PyObject* make(Record* r, const int64_t* v, uint64_t* at_made, uint64_t* 
   return made;
 }
 
-// A call's tensors, as torch's table tells of them.
+// A call's tensors, as read through torch's exchange table, and the integers that the caller states.
 typedef struct {
   Py_ssize_t count;
   PyObject* objects[kMostTensors];
@@ -564,7 +564,7 @@ typedef struct {
   int64_t stated[kMostStated];
 } Call;
 
-// Reads a call's tensors, and integers that it states; 0 if one is none that records know.
+// Reads a call's tensors and stated integers. Returns 0 if records do not handle one of them.
 static int read_call(PyObject* given, PyObject* stated, Call* call) {
   if (!is_tuple_of(given, -1) || PyTuple_Size(given) > kMostTensors) return 0;
   call->count = PyTuple_Size(given);
@@ -593,7 +593,7 @@ static int read_call(PyObject* given, PyObject* stated, Call* call) {
   return 1;
 }
 
-// Replays a record for a call; NotImplemented, before anything happened, if it does not serve the call.
+// Replays a record for a call. Changes nothing and returns NotImplemented if the record does not serve the call.
 static PyObject* replay_call(Record* r, const Call* call) {
   uint64_t at_made[kMostTensors], at_scratch = 0;
   int64_t v[kMostSteps];
@@ -622,7 +622,7 @@ static PyObject* replay_call(Record* r, const Call* call) {
   } else {
     Py_CLEAR(made);
   }
-  Py_XDECREF(scratch);  // behind the last launch on this stream
+  Py_XDECREF(scratch);  // torch reuses this memory only for work behind the launches on this stream
   return made;
 }
 
@@ -635,7 +635,7 @@ static PyObject* replay(PyObject* module, PyObject* arguments) {
   return read_call(given, stated, &call) ? replay_call((Record*)record, &call) : no_record();
 }
 
-// Writes all that is not free of a call's tensors; the number of bytes.
+// Writes the fixed facts of a call's tensors to `key`. Returns the number of bytes.
 static Py_ssize_t write_key(const Call* call, const uint8_t* free_dimensions, int64_t* key) {
   Py_ssize_t n = 0;
   key[n++] = call->num_stated;
@@ -652,8 +652,8 @@ static Py_ssize_t write_key(const Call* call, const uint8_t* free_dimensions, in
   return n * (Py_ssize_t)sizeof *key;
 }
 
-// Gives the key of a call, bytes, of which `free_dimensions` has two bytes for each tensor, sizes and strides that are
-// no part of it; None for tensors that no record knows.
+// Returns the key of a call as bytes, or None for tensors that records do not handle. `free_dimensions` has two bytes
+// for each tensor: bits of the sizes, and bits of the strides, that are not part of the key.
 static PyObject* key_of(PyObject* free_dimensions, PyObject* given, PyObject* stated, Call* call) {
   int64_t key[1 + kMostTensors * (1 + 2 * kMostDimensions)];
   char* bits;
@@ -672,8 +672,8 @@ static PyObject* name(PyObject* module, PyObject* arguments) {
   return key_of(free_dimensions, given, stated, &call);
 }
 
-// Gives the results of the first of a function's records that serves a call, or NotImplemented: `records` has lists of
-// records by keys.
+// Replays the first record that serves a call. Returns its results, or NotImplemented if no record serves. `records`
+// is a dictionary of a function's records: lists by keys.
 static PyObject* recall_from(PyObject* records, PyObject* free_dimensions, PyObject* given, PyObject* stated) {
   PyObject* answer = NULL;
   Call call;
@@ -681,7 +681,7 @@ static PyObject* recall_from(PyObject* records, PyObject* free_dimensions, PyObj
   if (name == NULL) return NULL;
   PyObject* alike = name == Py_None ? NULL : PyDict_GetItemWithError(records, name);
   if (alike != NULL && PyList_Check(alike)) {
-    Py_INCREF(alike);  // and each record: while torch makes a tensor, another thread may take them from the dictionary
+    Py_INCREF(alike);  // hold the list and each record: another thread may drop them while torch makes a tensor
     for (Py_ssize_t i = 0; i < PyList_Size(alike) && (answer == NULL || answer == Py_NotImplemented); ++i) {
       Py_XDECREF(answer);
       PyObject* record = Py_NewRef(PyList_GetItem(alike, i));
@@ -698,10 +698,10 @@ static PyObject* recall_from(PyObject* records, PyObject* free_dimensions, PyObj
 // recall(records, free, tensors, stated) -> results, or NotImplemented
 static PyObject* recall(PyObject* module, PyObject* const* given, Py_ssize_t count) {
   (void)module;
-  return count == 4 ? recall_from(given[0], given[1], given[2], given[3]) : (malformed("four parts recall it"), NULL);
+  return count == 4 ? recall_from(given[0], given[1], given[2], given[3]) : (malformed("expected 4 arguments"), NULL);
 }
 
-// Whether the values in tuples that were said have these types; None has any. 128.0 equals 128, and is a mistake.
+// Tells whether the values in tuples of options have these types; None is skipped. 128.0 equals 128, but is a mistake.
 static int have_types(PyObject* said, PyObject* types, Py_ssize_t* next) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(said); ++i) {
     PyObject* each = PyTuple_GetItem(said, i);
@@ -716,11 +716,11 @@ static int have_types(PyObject* said, PyObject* types, Py_ssize_t* next) {
   return 1;
 }
 
-// answer(all, function, said, generation, tensors, stated) -> the call's answer, or NotImplemented. The object that
-// `all` has by (function, said, types of what was said, generation) holds its records in `parts`.
+// answer(all, function, said, generation, tensors, stated) -> the call's answer, or NotImplemented. The keys of the
+// dictionary `all` are (function, said, types of `said`, generation). A value has its records in the attribute `parts`.
 static PyObject* answer(PyObject* module, PyObject* const* given, Py_ssize_t count) {
   (void)module;
-  if (count != 6 || !is_tuple_of(given[2], -1)) return malformed("it is answered by six parts"), NULL;
+  if (count != 6 || !is_tuple_of(given[2], -1)) return malformed("expected 6 arguments"), NULL;
   Py_ssize_t num_said = PyTuple_Size(given[2]), next = 0;
   PyObject* key = PyTuple_New(num_said + 3);
   if (key == NULL) return NULL;
@@ -772,7 +772,7 @@ static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* k
     return NULL;
   PyObject* lists[] = {given, steps, conditions, made, launches};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; ++i)
-    if (!is_tuple_of(lists[i], -1)) return malformed("its parts are tuples"), NULL;
+    if (!is_tuple_of(lists[i], -1)) return malformed("expected tuples"), NULL;
   if (!is_tuple_of(device, 2) || !is_tuple_of(scratch, 2))
     return malformed("the device and the scratch have two parts"), NULL;
   if (PyTuple_Size(given) > kMostTensors || PyTuple_Size(made) > kMostTensors || PyTuple_Size(steps) > kMostSteps)
@@ -805,7 +805,7 @@ static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* k
     goto failed;
   }
   if (r->num_outputs < 0 || r->num_outputs > r->num_given) {
-    malformed("there are as many outputs as tensors at most");
+    malformed("it has more outputs than tensors");
     goto failed;
   }
   if (read_conditions(r, conditions) < 0 || read_made(r, made) < 0) goto failed;
@@ -821,7 +821,7 @@ failed:
 }
 
 // setup(exchange, launch, encode, device, torch.Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled,
-//       failed), which raises an error for a launcher, the driver's status and CTAs
+//       failed): stores the pointers. `failed(launcher, status, CTAs)` raises an error
 static PyObject* setup(PyObject* module, PyObject* arguments) {
   (void)module;
   PyObject *exchange, *launch, *encode_, *device, *tensor, *parameter, *empty_strided, *is_grad_enabled, *failed;
@@ -852,7 +852,7 @@ static PyObject* setup(PyObject* module, PyObject* arguments) {
   return Py_NewRef(Py_None);
 }
 
-// facts(tensor) -> (device type, device, code, bits, lanes), as DLPack has them.
+// facts(tensor) -> (device type, device, code, bits, lanes), in DLPack's numbers.
 static PyObject* facts(PyObject* module, PyObject* x) {
   (void)module;
   Tensor read;
@@ -862,10 +862,10 @@ static PyObject* facts(PyObject* module, PyObject* x) {
 }
 
 static PyMethodDef functions[] = {
-    {"setup", setup, METH_VARARGS, "Take the tables and functions that replays use."},
-    {"facts", facts, METH_O, "Give a tensor's device and type as DLPack has them."},
-    {"replay", replay, METH_VARARGS, "Launch what a record says for tensors that it serves."},
-    {"name", name, METH_VARARGS, "Give the key of a call's records."},
+    {"setup", setup, METH_VARARGS, "Store the tables and functions that replays use."},
+    {"facts", facts, METH_O, "Return a tensor's device and type in DLPack's numbers."},
+    {"replay", replay, METH_VARARGS, "Replay a record for tensors that it serves."},
+    {"name", name, METH_VARARGS, "Return the key of the records that may serve a call."},
     {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL, "Answer a call by a record of calls like it."},
     {"recall", (PyCFunction)(void (*)(void))recall, METH_FASTCALL, "Replay the first of a function's records that serves these tensors."},
     {NULL, NULL, 0, NULL},
@@ -893,7 +893,7 @@ PyMODINIT_FUNC PyInit__replay(void) {
     return NULL;
   }
   Py_DECREF(type);
-#ifdef SOURCE_DIGEST  // of this file, which setup.py defines: a build of an older one would not fit replay.py
+#ifdef SOURCE_DIGEST  // the digest of this file, which setup.py defines: replay.py refuses a build of an older file
   if (PyModule_AddIntMacro(module, SOURCE_DIGEST) < 0) Py_CLEAR(module);
 #endif
   return module;

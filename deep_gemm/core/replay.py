@@ -1,6 +1,6 @@
 """Replay records. This code defines the meaning of a record, and runs where replay.c was not built.
 
-A replay looks at nothing but sizes, strides, types, devices and addresses, keeps no tensor, and never reads elements.
+A replay reads only sizes, strides, types, devices and addresses of tensors. It keeps no tensor and reads no element.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from .record import From, Launch, Op, Record
 from .settings import settings
 
 MAY_BE_NEGATED = torch.float16, torch.float32, torch.float64
-"""Types of tensors that may be views of other numbers: imaginary parts of conjugates."""
+"""Types whose tensors may store their values negated, as the imaginary part of a conjugate does."""
 ELEMENTS = {ElementType.UINT8: 0, ElementType.FLOAT32: 7, ElementType.BFLOAT16: 9}
-"""CUtensorMapDataType of cuda.h."""
+"""Values of CUtensorMapDataType in cuda.h."""
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
-"""CUtensorMapSwizzle of cuda.h, by bytes."""
+"""Values of CUtensorMapSwizzle in cuda.h, by bytes."""
 _WORDS = {4: struct.Struct("<I"), 8: struct.Struct("<Q")}
 
 
 KNOWN = {Tensor, torch.nn.Parameter}
-"""Types of tensors that records know."""
+"""Tensor classes that records handle."""
 Key = Any
-"""All of a call's tensors that is not free, and the last four bits of their addresses: bytes, or a tuple.
+"""The fixed sizes and strides, the types and the last four address bits of a call's tensors: bytes, or a tuple.
 
-None for tensors that no record knows.
+None for tensors that records do not handle.
 """
 Free = tuple[Sequence[int], Sequence[int]]
-"""Dimensions of a tensor whose sizes, and dimensions whose strides, may differ between calls."""
+"""For one tensor: the dimensions whose sizes may differ between calls, and the dimensions whose strides may."""
 FIXED: Free = (), ()
 SOME_ADDRESS = 1 << 40
-"""The address in maps that are encoded before their own address is known."""
+"""A made-up address for maps that are encoded before their real address is known."""
 MOST_RECORDS, MOST_ALIKE = 4096, 64
 _PUTTING = Lock()
 
@@ -54,12 +54,12 @@ FUNCTIONS = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuCtxGetDevice"
 
 
 def native() -> Any:
-    """Give replay.c's module, ready for this torch and the driver; None to replay in Python."""
+    """Return replay.c's module, set up for this torch and the driver; None to replay in Python."""
     return _native()[0]
 
 
 def which() -> str:
-    """Say which replay runs, and why replay.c does not."""
+    """Return "replay.c", or "Python" with the reason why replay.c does not run."""
     return _native()[1]
 
 
@@ -89,7 +89,7 @@ def _native() -> tuple[Any, str]:
 
 
 class Records:
-    """Records of a function's calls that differ in their tensors only. The oldest are dropped if there are too many."""
+    """Records of a function's calls that differ only in their tensors. Of too many records, the oldest are dropped."""
 
     def __init__(self, free: Sequence[Free], native: Any = None) -> None:
         """`native` is replay.c's module, or None to replay in Python."""
@@ -106,16 +106,16 @@ class Records:
         return sum(map(len, self._kept.values()))
 
     def name(self, tensors: tuple[Any, ...], stated: tuple[int, ...] = ()) -> Key:
-        """Give the key of a call's records."""
+        """Return the key of the records that may serve a call."""
         if self._native is not None:
             return self._native.name(self._bits, tensors, stated)
         exact = exact_key_of(tensors, stated)
         return None if exact is None else (key_of(exact[1:], self._free), len(stated))
 
     def _recall(self, tensors: tuple[Any, ...], stated: tuple[int, ...] = ()) -> Any:
-        """Replay the first record that serves these tensors: its results, or NotImplemented.
+        """Replay the first record that serves these tensors. Return its results, or NotImplemented if none serves.
 
-        `stated`: integers of the caller, which may differ between calls.
+        `stated`: integers that the caller states; they may differ between calls.
         """
         exact = exact_key_of(tensors, stated)
         ready = None if exact is None else self._ready.get(exact) or self._find(exact, tensors, stated)
@@ -137,18 +137,18 @@ class Records:
     def keep(self, key: Key, record: Record, place: torch.device) -> None:
         """Keep a record for calls with this key."""
         packed_one = record if self._native is None else packed(self._native, record, place)
-        alike = [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]]  # others may be reading the old
+        alike = [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]]  # other threads may be reading the old list
         put(self._kept, key, alike, MOST_RECORDS)
 
 
 @cache
 def bits_of(free: tuple[Free, ...]) -> bytes:
-    """Write which sizes and strides of each tensor are free, as replay.c reads it."""
+    """Pack each tensor's free sizes into the bits of one byte, and its free strides into another, for replay.c."""
     return bytes(sum(1 << i for i in each) for of_tensor in free for each in of_tensor)
 
 
 def put(kept: dict[Key, Any], key: Key, value: Any, most: int) -> None:
-    """Keep a value, and drop the oldest if there are too many. Several threads may call this at once."""
+    """Store a value, and drop the oldest one if `kept` has `most`. Several threads may call this at once."""
     with _PUTTING:
         if key not in kept and len(kept) >= most:
             del kept[next(iter(kept))]
@@ -156,7 +156,7 @@ def put(kept: dict[Key, Any], key: Key, value: Any, most: int) -> None:
 
 
 def exact_key_of(tensors: Sequence[Any], stated: Sequence[int] = ()) -> Key:
-    """Give the layout of tensors; None for tensors that records do not handle."""
+    """Return the layout of tensors, with all sizes and strides; None for tensors that records do not handle."""
     found: list[Any] = [tuple(stated)]
     if any(type(x) is not int for x in stated):
         return None
@@ -170,7 +170,7 @@ def exact_key_of(tensors: Sequence[Any], stated: Sequence[int] = ()) -> Key:
 
 
 def key_of(exact: Key, free: Sequence[Free]) -> Key:
-    """Give the part of a layout that is fixed in a record."""
+    """Return the part of a layout that is the same in all calls of a record."""
     return tuple(
         (dtype, device, behind, *_but(sizes, free_sizes), *_but(strides, free_strides))
         for (dtype, device, behind, sizes, strides), (free_sizes, free_strides) in zip(exact, free, strict=False)
@@ -182,7 +182,7 @@ def _but(numbers: Sequence[int], free: Sequence[int]) -> Sequence[int]:
 
 
 def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
-    """Give the record's numbers for tensors of its layout; None if one of its conditions does not hold."""
+    """Compute a record's numbers for tensors of its layout. Return None if a condition of the record fails."""
     values, read = [*record.constants], record.read
     for place, of, dimension in read[Op.SIZE]:
         values[place] = tensors[of].shape[dimension]
@@ -190,7 +190,7 @@ def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = 
         values[place] = tensors[of].stride(dimension)
     for place, which, _ in read[Op.STATED]:
         values[place] = stated[which]
-    for numbers, below, i, j, holds in record.program:  # ranges of rows are asked first: most records end there
+    for numbers, below, i, j, holds in record.program:  # the first ones test rows: most records fail there
         for place, compute, a, b in numbers:
             values[place] = compute(values[a], values[b])
         if ((values[i] < values[j]) if below else (values[i] == values[j])) != holds:
@@ -199,7 +199,7 @@ def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = 
 
 
 def spans_of(exact: Key) -> list[int]:
-    """Give the bytes from each tensor's first element to the end of its last."""
+    """Return the bytes from each tensor's first element to the end of its last one."""
     _, *tensors = exact
     return [
         (sum(map(mul, sizes, strides)) - sum(strides) + 1) * dtype.itemsize for dtype, _, _, sizes, strides in tensors
@@ -207,7 +207,7 @@ def spans_of(exact: Key) -> list[int]:
 
 
 def are_apart(tensors: Sequence[Tensor], outputs: int, spans: Sequence[int] = ()) -> bool:
-    """Tell whether the last tensors share no memory with each other or the rest; `spans`: bytes of each tensor."""
+    """Tell whether the last `outputs` tensors share no memory with any other tensor. `spans`: bytes of each tensor."""
     if not outputs:
         return True
     if not spans:
@@ -224,19 +224,19 @@ def are_apart(tensors: Sequence[Tensor], outputs: int, spans: Sequence[int] = ()
 
 
 class Ready(NamedTuple):
-    """A launch for tensors of one layout: its parameters lack only their addresses."""
+    """A launch prepared for tensors of one layout. Its parameters lack only the addresses."""
 
     launcher: Any
     params: bytes
     grid: int
     words: Sequence[tuple[int, From, int, int]]
-    """For each address: its place among 64-bit words, its base, and the bytes behind the base."""
+    """For each address: its index among 64-bit words, its base and tensor, and its bytes behind the tensor's start."""
     maps: Sequence[tuple[int, TensorMap, From, int, int]]
-    """Maps that this driver cannot move by their first word: byte, map, base, and bytes behind the base."""
+    """Maps to encode at each launch, if their first word is not the address: byte, map, base, tensor, bytes behind."""
 
     @classmethod
     def of(cls, launch: Launch, values: Sequence[int]) -> Ready:
-        """Write a record's numbers, and maps with a made-up address, into the parameters of a launch."""
+        """Write a record's numbers into a launch's parameters, and its maps with a made-up address."""
         params, launcher = bytearray(launch.params), launch.kernel
         words, maps, keeps = [], [], launcher.keeps_addresses()
         for place, size, number, address in launch.words:
@@ -263,7 +263,7 @@ def replay(
     place: torch.device,
     launches: Sequence[Ready] = (),
 ) -> list[Tensor]:
-    """Launch a record's kernels for tensors that it serves, and give the tensors that it makes for the caller."""
+    """Launch a record's kernels for tensors that it serves. Return the tensors that are made for the caller."""
     made = []
     for sizes, strides, dtype, view in record.made:
         x = torch.empty_strided([values[i] for i in sizes], [values[i] for i in strides], dtype=dtype, device=place)
@@ -283,7 +283,7 @@ def replay(
 
 
 def start(ready: Ready, beginnings: Sequence[Sequence[int]], device: int) -> None:
-    """Launch with operands at these beginnings, on the current stream of the current device, which is `device`."""
+    """Launch on the current stream of `device`, the current device. `beginnings`: addresses, by kind of memory."""
     launcher = ready.launcher
     with launcher.lock:
         launcher.hold(ready.params, ready.grid)
@@ -322,7 +322,7 @@ def packed(native: Any, record: Record, place: torch.device) -> Any:
 
 @cache
 def _facts(native: Any, dtype: torch.dtype, place: torch.device) -> tuple[int, ...]:
-    """Ask DLPack for its numbers of a device and a type."""
+    """Return DLPack's numbers for a device and a type."""
     found: tuple[int, ...] = native.facts(torch.empty(0, dtype=dtype, device=place))
     return found
 

@@ -1,4 +1,4 @@
-"""Settings of the environment, read once, and settings that a program chooses while it runs."""
+"""Settings from environment variables, which are read once, and settings that a program changes while it runs."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from .gpu import H200
 
 DEFAULT_ALIGNMENT = 128
 DEFAULT_CACHE_LIMIT_MB = 2048
-"""Room for tens of thousands of kernels. A model needs some hundreds."""
+"""Enough for tens of thousands of kernels. A model needs some hundreds."""
 MOST_DIGITS = 18
-"""Digits of a number that a variable holds. Python itself refuses to read one of more than 4,300."""
+"""The most digits of a number in a variable. Python itself refuses to read more than 4,300 digits."""
 SWITCH = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off", ""), False)}
-"""The values of a variable that switches something, in any case of letters."""
-TUNED_TABLE_IGNORED = "DG_TUNED_TABLE is ignored: tables of tuned tiles are read no more, and the cost model chooses"
+"""The values of a switch variable. Upper and lower case are equal."""
+TUNED_TABLE_IGNORED = "DG_TUNED_TABLE is ignored: tables of tuned tiles are no longer read, and the cost model chooses"
 MAX_CHOICES = 4096
-"""Different choices that are told apart by number before all but the current one are forgotten."""
+"""The most choices that keep a number. If there are more, all but the current one are forgotten."""
 
 
 class SettingError(ValueError):
-    """A variable of the environment has a value that it cannot have."""
+    """An environment variable has an invalid value."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the environment. Every variable of the package is a field here."""
+    """The settings from environment variables. Each variable of the package sets a field."""
 
     jit_cache_dirs: tuple[Path, ...]
-    """Directories of compiled kernels, `DG_JIT_CACHE_DIR` or the older `DG_CACHE_DIR`: several are separated as in
-    PATH. The first that can be written is written; all are read."""
+    """Directories of compiled kernels, `DG_JIT_CACHE_DIR` or the older `DG_CACHE_DIR`, separated as in PATH. Kernels
+    are read from all directories, and written to the first that is writable."""
     jit_cache_limit_mb: int
-    """`DG_JIT_CACHE_LIMIT_MB`: if kernels take more megabytes, the least recently used ones are removed."""
+    """`DG_JIT_CACHE_LIMIT_MB`: if all kernels need more megabytes, the least recently used kernels are removed."""
     jit_debug: bool
-    """`DG_JIT_DEBUG`: print each compiled kernel, the options, and the compiler's messages."""
+    """`DG_JIT_DEBUG`: print each compiled kernel, its options, and the compiler's messages."""
     jit_strict: bool
-    """`DG_JIT_STRICT`: a kernel that spills, needs a stack frame or draws a WGMMA note from ptxas is an error."""
+    """`DG_JIT_STRICT`: raise an error if a kernel spills, needs a stack frame, or if ptxas notes a slow WGMMA."""
     jit_dump_ptx: bool
-    """`DG_JIT_DUMP_PTX`, or `DG_JIT_DUMP_ASM` for both: write each kernel's PTX beside it in the cache."""
+    """`DG_JIT_DUMP_PTX`: write each kernel's PTX beside the kernel in the cache. `DG_JIT_DUMP_ASM` sets both dumps."""
     jit_dump_sass: bool
-    """`DG_JIT_DUMP_SASS`, or `DG_JIT_DUMP_ASM` for both: write its machine code, disassembled, beside it too."""
+    """`DG_JIT_DUMP_SASS`: write each kernel's disassembled machine code beside the kernel in the cache."""
     disable_ffma_interleave: bool
-    """`DG_DISABLE_FFMA_INTERLEAVE`: leave promotion FFMAs as the compiler made them (see core/jit/interleave.py)."""
+    """`DG_DISABLE_FFMA_INTERLEAVE`: do not rewrite the FFMAs of promotion (see core/jit/interleave.py)."""
     print_reg_reuse: bool
-    """`DG_PRINT_REG_REUSE`: print for each kernel how many promotion FFMAs have which yield and reuse bits."""
+    """`DG_PRINT_REG_REUSE`: for each kernel, print the number of promotion FFMAs by their yield and reuse bits."""
     print_configs: bool
     """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
     disable_native_replay: bool
     """`DG_DISABLE_NATIVE_REPLAY`: replay calls in Python, not by replay.c (see core/replay.py)."""
     disable_sglang_plugin: bool
-    """`DG_DISABLE_SGLANG_PLUGIN`: leave all layers to SGLang (see integrations/sglang.py)."""
+    """`DG_DISABLE_SGLANG_PLUGIN`: let SGLang compute all layers (see integrations/sglang.py)."""
     disable_vllm_plugin: bool
     """`DG_DISABLE_VLLM_PLUGIN`: offer vLLM no layers (see integrations/vllm.py)."""
     batch_invariant: bool
-    """`DG_BATCH_INVARIANT`: what `get_batch_invariant` answers until `set_batch_invariant` is called."""
+    """`DG_BATCH_INVARIANT`: the value of `get_batch_invariant` until `set_batch_invariant` is called."""
 
 
 SWITCHES = tuple(field.name for field in fields(Settings) if field.type == "bool")
@@ -73,7 +73,7 @@ VARIABLES = (
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Settings from a mapping of environment variables; a pure function, for tests and for `settings`."""
+    """Read settings from a mapping of environment variables. `settings` and tests use this pure function."""
     stated = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR") or ""
     cache_dirs = dict.fromkeys(_path("DG_JIT_CACHE_DIR", part) for part in stated.split(os.pathsep) if part)
     dump_both = _flag(environment, "DG_JIT_DUMP_ASM")
@@ -88,7 +88,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 
 @cache
 def settings() -> Settings:
-    """The settings of this process."""
+    """Return the settings of this process."""
     if os.environ.get("DG_TUNED_TABLE"):
         warnings.warn(TUNED_TABLE_IGNORED, RuntimeWarning, stacklevel=2)
     return read_settings(os.environ)
@@ -98,12 +98,12 @@ def _default_cache_dir() -> Path:
     try:
         return Path.home() / ".cache" / "deep_gemm"
     except RuntimeError:  # a container may run under a user id that has neither HOME nor a passwd entry
-        # No directory: kernels stay in memory. A fixed name in /tmp would let other users supply machine code.
+        # No directory: kernels stay in memory. With a fixed name in /tmp, other users could plant machine code there.
         return Path(os.devnull) / "deep_gemm"
 
 
 def _path(name: str, value: str) -> Path:
-    """Path that a variable holds. A `~` is a home: a shell leaves it to us in `docker run -e`, and inside quotes."""
+    """Read a path, with `~` as the home directory: a shell does not expand `~` in `docker run -e` or in quotes."""
     try:
         return Path(value).expanduser()
     except RuntimeError:
@@ -128,7 +128,7 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Choices:
-    """The choices that a program made with the setters below; None leaves the choice to the package."""
+    """The choices that a program made with the setters below. None: the package chooses."""
 
     num_sms: int | None = None
     tc_util: int = 100
@@ -140,10 +140,10 @@ class _Choices:
 
 
 class InForce:
-    """The current choices, and a number for them. Anything prepared under another number must not be used.
+    """The current choices and their number, `generation`. Records made under another number must not be used.
 
-    The same choices get the same number, because engines set a number of SMs around a call and then restore it. Only
-    after very many others they get a new one, which no other choices ever had.
+    Equal choices have the same number, because engines change the number of SMs for a call and then restore it. After
+    `MAX_CHOICES` different choices, equal choices get a new number, which no other choices ever had.
     """
 
     def __init__(self) -> None:
@@ -168,47 +168,47 @@ in_force = InForce()
 
 
 def set_num_sms(num_sms: int) -> None:
-    """Let the products use at most `num_sms` multiprocessors, so that the others are free for other kernels.
+    """Let products use at most `num_sms` multiprocessors, so that the rest are free for other kernels.
 
-    A product with few rows may then run another kernel than on the whole GPU, and its last bits may differ: its usual
-    kernel cannot be limited to fewer multiprocessors than it needs.
+    The usual kernel of a product with few rows needs a certain number of multiprocessors. With fewer, the product runs
+    another kernel, and the last bits of its result may differ.
     """
     available = _device_num_sms()
     in_force.change(num_sms=_integer_in_range("num_sms", num_sms, 1, available))
 
 
 def get_num_sms() -> int:
-    """Multiprocessors that the products use: the number set, else all of the current GPU (132 without one)."""
+    """Return the number of multiprocessors that products use: the set number, else the GPU's (132 without a GPU)."""
     return _device_num_sms() if in_force.choices.num_sms is None else in_force.choices.num_sms
 
 
 def num_sms_of(available: int) -> int:
-    """Multiprocessors that the products use on a GPU with `available` of them."""
+    """Return the number of multiprocessors that products use on a GPU with `available` multiprocessors."""
     return min(in_force.choices.num_sms or available, available)
 
 
 def set_tc_util(tc_util: int) -> None:
-    """Keep a share of the tensor cores' time, in percent, for `get_tc_util`. It changes nothing else.
+    """Store a share of the tensor cores' time, in percent, for `get_tc_util`. The value changes nothing else.
 
-    Other libraries use it to slow their kernels down below a power limit. The products here never wait: the GPU
-    lowers its clock if it must.
+    Other libraries slow their kernels down by this share to stay below a power limit. The products here never wait:
+    the GPU lowers its clock if it must.
     """
     in_force.change(tc_util=_integer_in_range("tc_util", tc_util, 1, 100))
 
 
 def get_tc_util() -> int:
-    """Get what `set_tc_util` set: 100 unless it was called."""
+    """Return the value of `set_tc_util`: 100 unless it was called."""
     return in_force.choices.tc_util
 
 
 def set_ignore_compile_dims(ignore: bool) -> None:
-    """Accept whether `compiled_dims` is to be ignored, which it always is: no result depends on it."""
+    """Do nothing: `compiled_dims` is always ignored, and no result depends on it."""
     _truth_value(ignore, "ignore")
 
 
 def set_block_size_multiple_of(value: int | tuple[int, int]) -> None:
-    """Accept a number, or two, that sizes of tiles are to be multiples of. Which tiles run changes no shape or layout
-    that a caller sees, so it changes nothing.
+    """Check `value`, one or two divisors of the sizes of tiles, and ignore it: no shape or layout that callers see
+    depends on tiles.
     """
     numbers = value if isinstance(value, tuple | list) else (value, value)
     if len(numbers) != 2:
@@ -218,14 +218,14 @@ def set_block_size_multiple_of(value: int | tuple[int, int]) -> None:
 
 
 def shutdown() -> None:
-    """Do nothing: kernels and memory go with the process. Programs call it before they end."""
+    """Do nothing. Programs call it before they end, but kernels and memory are freed with the process."""
 
 
 def set_pdl(enabled: bool) -> None:
     """Choose whether a product may start before the kernel ahead of it has ended (programmatic dependent launch).
 
     The launch and setup of a product, up to its first access to memory, then overlap the end of the kernel ahead. The
-    reference ignores it.
+    reference on the CPU ignores the choice.
     """
     in_force.change(pdl=_truth_value(enabled))
 
@@ -236,52 +236,52 @@ def get_pdl() -> bool:
 
 
 def set_batch_invariant(enabled: bool) -> None:
-    """Choose whether the bits of a row of D must depend on its row of A alone, whatever m and the other rows are.
+    """Choose whether the bits of a row of D may depend only on its row of A and on B, not on m or on other rows.
 
-    If so, no product splits its k among several CTAs, which costs time if it has few tiles, and `distributed.Experts`
-    by collectives sends each route by itself. Without it, the same call still gives the same bits each time.
+    With True, no product splits k among several CTAs, which costs time if a product has few tiles. Then
+    `distributed.Experts` by collectives sends each route by itself. With False, equal calls still return equal bits.
     """
     in_force.change(batch_invariant=_truth_value(enabled))
 
 
 def get_batch_invariant() -> bool:
-    """Tell what `set_batch_invariant` set; before it is called, whether `DG_BATCH_INVARIANT` is on."""
+    """Return the value of `set_batch_invariant`. Before it is called, tell whether `DG_BATCH_INVARIANT` is on."""
     chosen = in_force.choices.batch_invariant
     return settings().batch_invariant if chosen is None else chosen
 
 
 def use_deterministic_algorithms(enabled: bool) -> None:
-    """Choose whether BF16 products must give the same bits each time, and a row's bits whatever m is. They do, unless
-    False is set.
+    """Choose whether equal BF16 products must return equal bits, and whether a row's bits must not depend on m. The
+    default is True.
 
-    False allows faster kernels; today the kernels are the same. `set_batch_invariant(True)` asks for the same bits
-    whatever is set here. FP8 products and casts, and all else here, give the same bits each time in any case.
+    False permits faster kernels, but today the kernels are the same. `set_batch_invariant(True)` requires equal bits
+    whatever is set here. FP8 products, casts and all other functions always return equal bits for equal calls.
     """
     in_force.change(deterministic_algorithms=_truth_value(enabled))
 
 
 def get_deterministic_algorithms() -> bool:
-    """Tell what `use_deterministic_algorithms` set: True unless it was called."""
+    """Return the value of `use_deterministic_algorithms`: True unless it was called."""
     return in_force.choices.deterministic_algorithms
 
 
 def set_compile_mode(mode: int) -> None:
-    """Set 1 to make calls compile their kernels and compute nothing (to warm up a cache), 0 for ordinary calls."""
+    """Set 1 to let calls only compile their kernels and compute nothing (to fill a cache), 0 for ordinary calls."""
     in_force.change(compile_mode=_integer_in_range("mode", mode, 0, 1))
 
 
 def get_compile_mode() -> int:
-    """Get what `set_compile_mode` set: 0 unless it was called."""
+    """Return the value of `set_compile_mode`: 0 unless it was called."""
     return in_force.choices.compile_mode
 
 
 def set_mk_alignment_for_contiguous_layout(new_value: int) -> None:
-    """Set the alignment of group starts in the offsets form of grouped layouts; 1 means no padding at all."""
+    """Set the alignment, in rows, of group starts in the offsets form of grouped layouts; 1 means no padding."""
     in_force.change(mk_alignment=_integer_in_range("new_value", new_value, 1, 1 << 30))
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:
-    """Get the alignment of group starts that callers pad to: 128 unless another was set."""
+    """Return the alignment, in rows, to which callers pad group starts: 128 unless another was set."""
     return in_force.choices.mk_alignment
 
 
@@ -293,10 +293,10 @@ get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 def get_theoretical_mk_alignment_for_contiguous_layout(
     expected_m: int | None = None, num_groups: int | None = None
 ) -> int:
-    """Get the alignment of group starts that suits a Hopper GPU: 128, whatever rows and groups are expected.
+    """Return the alignment of group starts that suits a Hopper GPU: 128 for any expected rows and groups.
 
-    Products here take groups that start anywhere, so a smaller one, down to 1, may be set. (The family's contract is
-    128: callers size buffers by it.)
+    Products here accept groups that start at any row, so an alignment down to 1 may be set. (Callers of this family of
+    libraries size buffers by 128.)
     """
     if num_groups is not None:
         _integer_in_range("num_groups", num_groups, 0)

@@ -1,11 +1,11 @@
-"""The making of records, by shadows of a call's tensors.
+"""Records are made here, with shadows in place of a call's tensors.
 
-A record is made once, by the code that answers calls: it is run with `Shadow`s in place of the call's tensors. Memory
-that it asks for becomes the record's, and each kernel that it starts becomes a launch of the record. Free sizes and
-strides of shadows are `Number`s: arithmetic on a number is noted, and replayed for other sizes; a comparison becomes a
-condition under which the record serves. So code that chooses by m makes one record for each range of m, without saying
-so. A number that is used as a plain integer is fixed by that: the record then serves this value alone. Code that wants
-more of a shadow than records know, such as torch's own operators, gets an `UnfitError`: its calls have no record.
+The code that answers calls also makes a record: it runs once with `Shadow`s in place of the call's tensors. The record
+stores the memory that the code allocates and the kernels that it launches. Free sizes and strides of shadows are
+`Number`s. The record stores each operation on a number, and repeats it for other sizes. Each comparison becomes a
+condition of the record, so code that chooses by m makes one record for each range of m. If code uses a number as a
+plain integer, the record serves only calls with this value. Code that needs more of a shadow than records know, such
+as torch's own operators, gets an `UnfitError`, and its calls have no record.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UnfitError(Exception):
 
 @dataclass(eq=False)
 class Room:
-    """Memory that a recorded call asks for."""
+    """Memory that a recorded call allocates."""
 
     shape: tuple[Any, ...]
     strides: tuple[Any, ...]
@@ -54,11 +54,11 @@ class Room:
     bytes: Any
     first: int = -1
     last: int = -1
-    """The first and the last launch that use the room."""
+    """`first` and `last`: the first and the last launch that use the room; -1 if none does."""
 
 
 class Mapped(NamedTuple):
-    """A value of a launch: a tensor map that begins `before` bytes ahead of a tensor."""
+    """A parameter of a launch: a tensor map of memory that begins `before` bytes ahead of tensor `x`."""
 
     map: TensorMap
     x: Any
@@ -66,22 +66,22 @@ class Mapped(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """A value of a launch: an address that is `bytes` behind the beginning of a tensor."""
+    """A parameter of a launch: the address `bytes` behind the beginning of tensor `x`."""
 
     x: Any
     bytes: Any
 
 
 class Target(Protocol):
-    """A place that takes launches instead of a GPU's stream, and that gives memory."""
+    """An object that receives launches in place of a GPU's stream, and that provides memory."""
 
     def launch(
         self, kernel: Any, config: Any, values: Mapping[str, Any], grid: Any, device: int, is_dependent: bool
     ) -> None:
-        """Take a launch, as `Kernel.run` does."""
+        """Receive a launch from `Kernel.run`."""
 
     def room(self, shape: Sequence[Any], dtype: torch.dtype, strides: Sequence[Any] | None = None) -> Any:
-        """Make room for a tensor."""
+        """Provide memory for a tensor."""
 
 
 class _Now(threading.local):
@@ -91,17 +91,17 @@ class _Now(threading.local):
 _NOW = _Now()
 ROOM_ALIGNMENT = 256
 SOMEWHERE = 1 << 52
-"""The made-up address of rooms while a call is recorded: apart from all tensors, and from each other."""
+"""Rooms have multiples of this as made-up addresses while a call is recorded: no room overlaps a tensor or a room."""
 
 
 def target() -> Target | None:
-    """Give the target of launches of this thread, such as a recording; None for the GPU."""
+    """Return the target of this thread's launches, such as a recording; None for the GPU."""
     return _NOW.target
 
 
 @contextmanager
 def launching_into(target: Target) -> Iterator[None]:
-    """Let this thread launch into a target while the block lasts."""
+    """Send this thread's launches to a target while the block runs."""
     before, _NOW.target = _NOW.target, target
     try:
         yield
@@ -111,7 +111,7 @@ def launching_into(target: Target) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Recording:
-    """A record that is being made: a target of launches."""
+    """A record in the making. It is a target of launches."""
 
     place: torch.device
     steps: list[Step] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Recording:
         self.index(1)  # the stride of the buffer between launches
 
     def number(self, op: Op, a: int, b: int, value: int) -> Number:
-        """Note a number, once."""
+        """Return the number of a step. If no step is equal, add one."""
         found = self._numbers.get((op, a, b))
         if found is None:
             found = self._numbers[op, a, b] = Number(self, len(self.steps), value)
@@ -138,14 +138,14 @@ class Recording:
         return found
 
     def stated_numbers(self, numbers: Sequence[int]) -> list[Any]:
-        """Give the integers that the caller states, as numbers."""
+        """Return the integers that the caller states, as numbers."""
         if any(type(x) is not int for x in numbers) or len(numbers) > MOST_STATED:
-            raise UnfitError("too many numbers, or others than integers")
+            raise UnfitError("too many numbers, or a number that is not an integer")
         self.num_stated = len(numbers)
         return [self.number(Op.STATED, i, 0, x) for i, x in enumerate(numbers)]
 
     def places(self, numbers: Sequence[Any]) -> tuple[int, ...]:
-        """Give the places of numbers and integers among the steps."""
+        """Return the places of numbers and integers among the steps."""
         known = self._constants
         found: list[Any] = [
             known.get(x) if type(x) is int else x.place if type(x) is Number and x.of is self else None for x in numbers
@@ -153,7 +153,7 @@ class Recording:
         return tuple(map(self.index, numbers)) if None in found else tuple(found)
 
     def index(self, x: Any) -> int:
-        """Give the place of a number, or of an integer, among the steps."""
+        """Return the place of a number, or of an integer, among the steps."""
         if type(x) is Number:
             if x.of is not self:
                 raise ValueError("a number of another record")
@@ -166,8 +166,8 @@ class Recording:
         return place
 
     def holds(self, relation: Relation, a: Any, b: Any) -> bool:
-        """Compare two numbers, and note the outcome as a condition."""
-        if type(a) is float or type(b) is float:  # records have none: the number beside it is fixed
+        """Compare two numbers, and store the outcome as a condition."""
+        if type(a) is float or type(b) is float:  # a record holds no floats: the other number is fixed
             x, y = (each if type(each) is float else int(each) for each in (a, b))
             return x < y if relation is Relation.BELOW else x == y
         return self.holds_of(relation, *self.places((a, b)))
@@ -180,7 +180,7 @@ class Recording:
         return outcome
 
     def shadow(self, x: torch.Tensor, sizes: Sequence[int] = (), strides: Sequence[int] = ()) -> Shadow:
-        """Give the shadow of a tensor of the call; `sizes` and `strides` name the dimensions that are free."""
+        """Make the shadow of a tensor of the call. `sizes` and `strides` list the free dimensions."""
         place = len(self.given)
         known: tuple[list[Any], list[Any]] = [*x.shape], [*x.stride()]
         fixed: tuple[list[int], list[int]] = [*x.shape], [*x.stride()]
@@ -192,7 +192,7 @@ class Recording:
         return Shadow(self, known[0], tuple(known[1]), x.dtype, (From.TENSOR, place), 0, x.data_ptr())
 
     def room(self, shape: Sequence[Any], dtype: torch.dtype, strides: Sequence[Any] | None = None) -> Shadow:
-        """Make room for a tensor: for the caller if it is returned, else between launches."""
+        """Provide memory for a tensor: a result if the call returns it, else memory between launches."""
         if strides is None:
             strides, step = [], 1
             for size in reversed(shape):
@@ -205,7 +205,7 @@ class Recording:
         return shadow
 
     def address(self, x: Any, before: Any = 0) -> Address:
-        """Give the address of a shadow, or `before` bytes ahead of it."""
+        """Return the address of a shadow, or the address `before` bytes ahead of it."""
         if not isinstance(x, Shadow):
             raise UnfitError("a tensor that the record does not know")
         if x.base[0] is From.SCRATCH:
@@ -216,7 +216,7 @@ class Recording:
     def launch(
         self, kernel: Any, config: Any, values: Mapping[str, Any], grid: Any, device: int, is_dependent: bool
     ) -> None:
-        """Note a launch."""
+        """Add a launch to the record."""
         params, launcher = kernel.params_of(config), kernel.launcher(config, device, is_dependent)
         words: list[Word] = []
         encoded: list[Map] = []
@@ -251,13 +251,13 @@ class Recording:
         self.launches.append(Launch(launcher, self.index(grid), params.pack(packed), tuple(words), tuple(encoded)))
 
     def record(self, results: Sequence[Shadow]) -> Record:
-        """Give the record of a call that returns these results, each in a room of its own."""
+        """Make the record of a call that returns these results, each in a room of its own."""
         made: list[Made] = []
         places: dict[int, Address] = {}
         for x in results:
             base, room = x.base
             if base is not From.SCRATCH or room in places or plain(x.behind):
-                raise UnfitError("a result that is no memory of its own")
+                raise UnfitError("a result that has no memory of its own")
             places[room] = Address(From.RESULT, len(made), 0)
             of = self.rooms[room]
             is_whole = (*x.shape, *x.strides) == (*of.shape, *of.strides)
@@ -278,8 +278,8 @@ class Recording:
         )
 
     def _laid_out(self, places: dict[int, Address]) -> Any:
-        """Lay rooms that are no results out in one buffer; give its size. Launches far apart share memory."""
-        slots: list[list[Any]] = []  # size, the last launch that uses it, rooms
+        """Place all rooms but results in one buffer; return its size. Rooms share memory if no launch needs both."""
+        slots: list[list[Any]] = []  # [size, last launch that uses the slot, rooms]
         rooms = [(room.first, i, room) for i, room in enumerate(self.rooms) if i not in places and room.first >= 0]
         for first, i, room in sorted(rooms, key=lambda each: each[:2]):
             size = (room.bytes + (ROOM_ALIGNMENT - 1)) // ROOM_ALIGNMENT * ROOM_ALIGNMENT
@@ -313,32 +313,32 @@ class Recording:
 
 
 NEUTRAL = {Op.ADD: 0, Op.SUBTRACT: 0, Op.MULTIPLY: 1, Op.DIVIDE: 1}
-"""Right operands that change nothing."""
+"""Right operands that leave a number as it is."""
 
 
 def _by(op: Op, *, turned: bool = False) -> Callable[[Number, Any], Any]:
-    """Make the method of `Number` that notes an operation."""
+    """Make the method of `Number` that stores an operation. `turned`: the number is the right operand."""
     compute: Callable[[Any, Any], Any] = ARITHMETIC[op]
     divides, neutral = op in (Op.DIVIDE, Op.REMAINDER), None if turned else NEUTRAL.get(op)
 
     def method(self: Number, other: Any) -> Any:
         if type(other) is int and other == neutral:
             return self
-        if type(other) is float:  # records have none
+        if type(other) is float:  # a record holds no floats
             return compute(other, int(self)) if turned else compute(int(self), other)
         of, a, x = self.of, self.place, self.value
         b, y = of.index(other), other.value if type(other) is Number else other
         if turned:
             a, b, x, y = b, a, y, x
         if divides:
-            of.holds_of(Relation.EQUAL, b, of.index(0))  # a condition, which is asked before the division
+            of.holds_of(Relation.EQUAL, b, of.index(0))  # a condition, tested before the division
         return of.number(op, a, b, compute(x, y))
 
     return method
 
 
 class Number:
-    """An integer of a call that is being recorded: its value in this call, and the number of the step that gives it."""
+    """An integer of a call that is being recorded: its value in this call, and the place of its step in the record."""
 
     __slots__ = ("of", "place", "value")
 
@@ -375,7 +375,7 @@ class Number:
         return self != 0
 
     def __index__(self) -> int:
-        """Fix the number: code that wants an integer may do anything with it."""
+        """Fix the number, because a record cannot follow operations on a plain integer."""
         self.of.holds(Relation.EQUAL, self, self.value)
         return self.value
 
@@ -385,12 +385,12 @@ class Number:
         return hash(self.__index__())
 
     def __truediv__(self, other: Any) -> float:
-        """Fix the number: a fraction is none."""
+        """Fix the number, because a record holds no fractions."""
         fraction: float = int(self) / other
         return fraction
 
     def __repr__(self) -> str:
-        """Give the integer: what errors name is a caller's size."""
+        """Return the integer, so that errors show the caller's size."""
         return str(self.value)
 
     def __format__(self, how: str) -> str:
@@ -399,17 +399,17 @@ class Number:
 
 
 def plain(x: Any) -> Any:
-    """Give the value of a number without a condition; anything else itself, such as a size that torch leaves open."""
+    """Return a number's value, without a condition. Return another object, such as torch's symbolic size, unchanged."""
     return x.value if isinstance(x, Number) else x
 
 
 def least(a: Any, b: Any) -> Any:
-    """Give the smaller of two integers, without a condition on which one it is."""
+    """Return the smaller of two integers. It adds no condition about which integer is smaller."""
     return _chosen(Op.LEAST, a, b, min(plain(a), plain(b)))
 
 
 def most(a: Any, b: Any) -> Any:
-    """Give the larger of two integers, without a condition on which one it is."""
+    """Return the larger of two integers. It adds no condition about which integer is larger."""
     return _chosen(Op.MOST, a, b, max(plain(a), plain(b)))
 
 
@@ -437,7 +437,7 @@ class Shape(tuple[Any, ...]):
 
 
 class Shadow:
-    """A tensor of a call that is being recorded: all but its elements. Operations of torch on elements are refused."""
+    """A tensor of a call that is being recorded, without its elements. It refuses torch's operations on elements."""
 
     is_cuda, is_cpu, is_meta, requires_grad = True, False, False, False
     layout = torch.strided
@@ -453,7 +453,7 @@ class Shadow:
         behind: Any,
         at: int = 0,
     ) -> None:
-        """`behind`: bytes from the beginning of the base to the first element; `at`: its address in this call."""
+        """`behind`: bytes from the beginning of the base to the first element; `at`: the address in this call."""
         self.of, self.shape, self.strides, self.dtype, self.base = of, Shape(shape), strides, dtype, base
         self.behind, self.at = behind, at
 
@@ -465,7 +465,7 @@ class Shadow:
         raise UnfitError(f"{getattr(function, '__name__', function)} of tensors")
 
     def _like(self, shape: Sequence[Any], strides: Sequence[Any], behind: Any = 0) -> Shadow:
-        """Give a view that begins `behind` bytes behind this tensor."""
+        """Return a view that begins `behind` bytes behind this tensor's beginning."""
         at = self.at + plain(behind)
         return Shadow(self.of, shape, tuple(strides), self.dtype, self.base, self.behind + behind, at)
 
@@ -475,15 +475,15 @@ class Shadow:
         return self.of.place
 
     def get_device(self) -> int:
-        """Give the number of the device."""
+        """Return the number of the device."""
         return -1 if self.of.place.index is None else self.of.place.index
 
     def data_ptr(self) -> int:
-        """Give the address in this call: only conditions on its last four bits may depend on it."""
+        """Return the address in this call. Code may decide by its last four bits only, which are in a record's key."""
         return self.at
 
     def stride(self, dimension: int | None = None) -> Any:
-        """Give all strides, or one."""
+        """Return all strides, or the stride of one dimension."""
         return self.strides if dimension is None else self.strides[dimension]
 
     def dim(self) -> int:
@@ -494,7 +494,7 @@ class Shadow:
         return int(self.shape[0])
 
     def element_size(self) -> int:
-        """Give the bytes of an element."""
+        """Return the bytes of an element."""
         return self.dtype.itemsize
 
     def is_floating_point(self) -> bool:
@@ -502,7 +502,7 @@ class Shadow:
         return self.dtype.is_floating_point
 
     def is_inference(self) -> bool:
-        """Give False: a shadow needs nothing that inference tensors lack."""
+        """Return False: a shadow has none of the limits of inference tensors."""
         return False
 
     def numel(self) -> Any:
@@ -510,14 +510,14 @@ class Shadow:
         return self.shape.numel()
 
     def span(self) -> Any:
-        """Give the bytes from the first element to the end of the last; there is one at least."""
+        """Return the bytes from the first element to the end of the last one. The tensor must not be empty."""
         last: Any = 0
         for size, stride in zip(self.shape, self.strides, strict=True):
             last = (size - 1) * stride + last
         return (last + 1) * self.element_size()
 
     def reach(self) -> int:
-        """Give the span in this call, without a condition."""
+        """Return the span in this call, without a condition."""
         sizes, strides = ([x.value if type(x) is Number else x for x in each] for each in (self.shape, self.strides))
         last: int = sum(map(mul, sizes, strides)) - sum(strides)
         return (last + 1) * self.dtype.itemsize
@@ -526,29 +526,29 @@ class Shadow:
         """Tell whether elements follow each other in order."""
         step: Any = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if stride != step and size != 1:  # where strides are as usual, a record serves one row too
+            if stride != step and size != 1:  # the size is compared only if strides differ
                 return False
             step = size * step
         return True
 
     def detach(self) -> Shadow:
-        """Give the tensor itself: shadows have no gradients."""
+        """Return the tensor itself: shadows have no gradients."""
         return self
 
     def contiguous(self) -> Shadow:
-        """Give the tensor itself if elements follow each other."""
+        """Return the tensor itself if its elements follow each other; refuse a copy."""
         if not self.is_contiguous():
             raise UnfitError("a copy of a tensor")
         return self
 
     def to(self, dtype: torch.dtype) -> Shadow:
-        """Give the tensor itself if it is of this type."""
+        """Return the tensor itself if it has this type; refuse a copy."""
         if dtype != self.dtype:
             raise UnfitError("a tensor of another type")
         return self
 
     def as_strided(self, shape: Sequence[Any], strides: Sequence[Any]) -> Shadow:
-        """Give a view that begins where the tensor does."""
+        """Return a view that begins at the tensor's first element."""
         return self._like(shape, strides)
 
     def transpose(self, i: int, j: int) -> Shadow:
@@ -558,7 +558,7 @@ class Shadow:
         return self.permute(*order)
 
     def permute(self, *order: int) -> Shadow:
-        """Order dimensions anew."""
+        """Reorder the dimensions."""
         return self._like([self.shape[i] for i in order], [self.strides[i] for i in order])
 
     def t(self) -> Shadow:
@@ -567,11 +567,11 @@ class Shadow:
 
     @property
     def mT(self) -> Shadow:  # noqa: N802 - torch's name
-        """Turn the last two dimensions."""
+        """Exchange the last two dimensions."""
         return self.transpose(-2, -1)
 
     def view(self, *shape: Any) -> Shadow:
-        """Give another shape to elements that follow each other, or see them as another type, of no smaller size."""
+        """Return a view with another shape, or with another type whose elements are not smaller."""
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
             each, rest = divmod(shape[0].itemsize, self.dtype.itemsize)
             sizes, strides = self.shape, self.strides
@@ -584,11 +584,11 @@ class Shadow:
         return self.reshape(*shape)
 
     def storage_offset(self) -> int:
-        """Give 0: a shadow knows where its tensor begins, and nothing of its storage."""
+        """Return 0: a shadow knows the beginning of its tensor, but not of the storage."""
         return 0
 
     def reshape(self, *shape: Any) -> Shadow:
-        """Give another shape if that takes no copy: of leading dimensions, or of elements that follow each other."""
+        """Return a view with another shape; refuse a copy. Trailing dimensions with equal sizes keep their strides."""
         sizes = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
         unknown = [i for i, size in enumerate(sizes) if type(size) is int and size == -1]
         if unknown:
@@ -596,7 +596,7 @@ class Shadow:
             sizes[unknown[0]] = self.numel() // others
         if tuple(sizes) == self.shape:
             return self
-        same = 0  # trailing dimensions that stay
+        same = 0  # number of trailing dimensions that stay
         while same < min(len(sizes), self.dim()) - 1 and sizes[-1 - same] is self.shape[-1 - same]:
             same += 1
         cut = self.dim() - same
@@ -614,11 +614,11 @@ class Shadow:
         return self._like(sizes, [*strides, *self.strides[cut:]])
 
     def expand_as(self, other: Any) -> Shadow:
-        """Repeat it along dimensions in front."""
+        """Repeat the tensor along new leading dimensions."""
         return self.expand(other.shape)
 
     def expand(self, shape: Sequence[Any]) -> Shadow:
-        """Repeat it along dimensions in front."""
+        """Repeat the tensor along new leading dimensions."""
         more = len(shape) - self.dim()
         if tuple(shape[more:]) != self.shape:
             raise UnfitError("a tensor that is repeated along its own dimensions")
@@ -642,7 +642,7 @@ class Shadow:
             i += 1
             if isinstance(each, slice):
                 if each.step is not None or any(plain(x) < 0 for x in (each.start, each.stop) if x is not None):
-                    raise UnfitError("a slice from behind, or with steps")
+                    raise UnfitError("a slice with a negative bound or a step")
                 start, stop = 0 if each.start is None else each.start, size if each.stop is None else each.stop
                 shape.append(least(stop, size) - start if each.stop is not None else size - start)
                 strides.append(stride)
@@ -666,4 +666,4 @@ class Shadow:
 
 
 TENSORS = torch.Tensor, Shadow
-"""Tensors, and what stands for them while a call is recorded."""
+"""Classes of tensors in calls: torch's tensors, and their shadows while a call is recorded."""

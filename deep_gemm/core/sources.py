@@ -19,19 +19,19 @@ _GENERATED_LINE = re.compile(
 
 @cache
 def cuda_sources() -> dict[str, str]:
-    """Read every source of the package. The keys are the names to include: paths in the folder of a family."""
+    """Read every source of the package. A key is the name to include: the path within the folder of a family."""
     return {include_name(path): path.read_text() for path in sorted(PACKAGE.rglob("*.cuh"), key=include_name)}
 
 
 def include_name(path: Path) -> str:
-    """Give the name to include this source: "work/dense.cuh" for gemm/work/dense.cuh."""
+    """Return the name by which a source is included: "work/dense.cuh" for gemm/work/dense.cuh."""
     return "/".join(path.relative_to(PACKAGE).parts[1:])
 
 
 def generated(header: str) -> str:
-    """The `config.cuh` of a configuration, if it states numbers, switches and names of sources here, and nothing else.
+    """Return a `config.cuh` unchanged if it has only numbers, switches and names of this package's sources.
 
-    Whatever a configuration was made of, none of it becomes code.
+    Otherwise raise an error: no value from outside may become code.
     """
     for line in header.split("\n"):
         match = _GENERATED_LINE.fullmatch(line)

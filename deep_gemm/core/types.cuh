@@ -8,7 +8,7 @@ DEVICE_CONSTEXPR uint32_t greatest_common_divisor(uint32_t x, uint32_t y) {
   return y == 0 ? x : greatest_common_divisor(y, x % y);
 }
 
-// A part of `count` blocks, which are dealt to `parts` as evenly as possible; earlier parts are the longer ones.
+// Part `index` of `blocks` blocks, split into `parts` parts as evenly as possible. Longer parts are first.
 struct Part {
   uint32_t first, count;
 

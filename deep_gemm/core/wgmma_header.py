@@ -1,4 +1,4 @@
-"""The one header that is generated: WGMMA instructions name all their accumulator registers, N / 2 of them."""
+"""Generates the wrappers of WGMMA instructions: each instruction names all its N / 2 accumulator registers."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ _PRODUCT_OF_FOUR = """\
       "{instruction} {{{registers}}}, a, b, {predicate}, 1, 1{majors};\\n\""""
 
 
-# One product is 32 bytes deep. In low words of descriptors, which count 16 bytes, the next one lies 2 on if k is
-# contiguous, and behind 16 rows of 128 bytes if m or n is.
+# Steps from one WGMMA to the next, in a descriptor's low word, whose unit is 16 bytes. A WGMMA is 32 bytes deep. If k
+# is contiguous, the step is these 32 bytes. If m or n is contiguous, the step is 16 rows of 128 bytes.
 _K_MAJOR_STEP, _MN_MAJOR_STEP = WGMMA_K // 16, 16 * 128 // 16
 
 
 def wgmma_header(ns: Iterable[int], *, b: Values = E4M3, of_registers: bool = False) -> str:
-    """Text of `wgmma_shapes.cuh`: `ptx::wgmma_m64k32_e4m3<n>` for each n (PTX ISA: 8 to 256, a multiple of 8).
+    """Write `wgmma_shapes.cuh`: `ptx::wgmma_m64k32_e4m3<n>` for each n (PTX ISA: 8 to 256, a multiple of 8).
 
-    A is E4M3, and B as stated. `of_registers`: also those whose A is in registers.
+    A is E4M3; `b` is the type of B. `of_registers` adds the wrappers that read A from registers.
     """
     shapes = _shapes(ns)
     registers = (_of_registers(n, depth) for n in shapes * of_registers for depth in (32, 128))
@@ -90,7 +90,7 @@ def wgmma_header(ns: Iterable[int], *, b: Values = E4M3, of_registers: bool = Fa
 
 
 def wgmma_bf16_header(ns: Iterable[int], a_is_mn_major: bool = False, b_is_mn_major: bool = False) -> str:
-    """The same for BF16 operands of these majors: `ptx::wgmma_m64k16_bf16<n, a_is_mn_major, b_is_mn_major>`."""
+    """Write the header for BF16 operands of these majors: `ptx::wgmma_m64k16_bf16<n, a_is_mn_major, b_is_mn_major>`."""
     return _header(_products(n, BFLOAT16, (a_is_mn_major, b_is_mn_major)) for n in _shapes(ns))
 
 
@@ -127,8 +127,8 @@ def _of_registers(n: int, depth: int) -> str:
 
 
 def _products(n: int, b: Values, are_mn_major: tuple[bool, bool] | None = None) -> str:
-    """Define products with n rows of B, one and four at a time. BF16 states majors, and its four may add to sums."""
-    b = VALUES[VALUES.index(b)]  # its name becomes code, so it must be one of these
+    """Define wrappers of one and of four WGMMAs with n rows of B. For BF16, pass `are_mn_major`; four may add to d."""
+    b = VALUES[VALUES.index(b)]  # the name becomes code, so only a known type may pass
     a, depth = (E4M3, WGMMA_K) if are_mn_major is None else (BFLOAT16, WGMMA_K // 2)
     words = _operands(n) | {
         "type": a.name,
@@ -156,7 +156,7 @@ def _products(n: int, b: Values, are_mn_major: tuple[bool, bool] | None = None) 
 
 
 def _operands(n: int) -> dict[str, object]:
-    """Names that the texts above have in common: the accumulators are the asm's first n / 2 operands."""
+    """Return the fields that the templates above share. The accumulators are the first n / 2 operands of the asm."""
     count = n // 2
     return {
         "n": n,

@@ -1,1 +1,1 @@
-"""Other libraries' models on this package's products: one module for each library, imported by name."""
+"""Modules that let other libraries' models use this package's products. Import the module of a library by its name."""

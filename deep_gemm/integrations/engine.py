@@ -1,5 +1,5 @@
-"""Parts that plugins of engines share: a start that never raises, a check that a release is like the known ones, and
-reasons why a layer is not taken.
+"""Common parts of the plugins for engines: a start that never raises, a check that a release is like the known ones,
+and the reasons why a layer is not taken, which means that the engine's own function computes it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..linear.check import SCALES_OF_WEIGHTS
 from .transformers import as_operand
 
 Places = Mapping[tuple[str, str], tuple[str, ...] | None]
-"""Parameters of things that a plugin changes or fills in, by module and path. A release may lack one that ends in ?."""
+"""Parameters of an engine's functions that a plugin uses, by (module, path). A release may lack names that end in ?."""
 
 BLOCKS = tuple(block for block in SCALES_OF_WEIGHTS if block.rows == block.columns)
-"""Blocks of a linear layer's weight that share a scale; activations are cast by as many columns."""
+"""Blocks of a linear layer's weight that share a scale. Activations have a scale for the same number of columns."""
 
 
 class Weights(NamedTuple):
-    """A kind of experts' weights: what their sizes are multiples of, and how values and scales become an operand."""
+    """A kind of experts' weights: the divisors of their sizes, and the function that makes operands."""
 
     hidden: int
     intermediate: int
@@ -38,9 +38,9 @@ class Weights(NamedTuple):
 
 
 def all_or_nothing(engine: str, logger: logging.Logger, change: Callable[[ExitStack], None]) -> None:
-    """Let a plugin change an engine: all of its changes are made, or none, and one line in the log says why.
+    """Let a plugin change an engine: either all its changes are made, or none is, and the log has one line of reason.
 
-    `change` pushes the way back from each. It may raise; this does not, because an engine may start plugins unguarded.
+    `change` pushes the undo of each change. It may raise. This function never raises, since that may stop an engine.
     """
     try:
         with ExitStack() as undo:
@@ -52,13 +52,13 @@ def all_or_nothing(engine: str, logger: logging.Logger, change: Callable[[ExitSt
 
 
 def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Put a value in the place of an engine's own."""
+    """Replace an attribute of an engine, and push the undo."""
     undo.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
 
 
 def why_not(engine: str, places: Places) -> str | None:
-    """Say how places of an engine differ in this release from the known ones; None if they do not differ."""
+    """Return how this release of an engine differs from known releases in these places; None if it does not."""
     release = f"{engine} {import_module(engine).__version__}"
     for (module, path), expected in places.items():
         try:
@@ -73,7 +73,7 @@ def why_not(engine: str, places: Places) -> str | None:
 
 
 def parts_there(engine: str, logger: logging.Logger, parts: Mapping[str, Places], layers: Any) -> list[list[Any]]:
-    """Give each part of a plugin, named as in `layers`, in a list, which is empty if this release lacks its places."""
+    """Return a list for each part of a plugin: with the part of `layers`, or empty if this release lacks its places."""
     found: list[list[Any]] = []
     for name, places in parts.items():
         refusal = why_not(engine, places)
@@ -84,32 +84,32 @@ def parts_there(engine: str, logger: logging.Logger, parts: Mapping[str, Places]
 
 
 def linear_refusal(dtype: torch.dtype, block: Sequence[int] | None, n: int, k: int) -> str | None:
-    """Say why a linear layer with an FP8 weight of n rows and k columns is not taken; None if it is.
+    """Return why a linear layer with an FP8 weight of n rows and k columns is not taken; None if it is.
 
-    `block`: the rows and columns that share a scale; None for a scale for each row, or one for the weight.
+    `block`: the rows and columns that share a scale; None for a scale of each row or of the whole weight.
     """
     if dtype != torch.bfloat16:
-        return f"gives BF16, not {dtype}"
+        return f"the result is BF16, not {dtype}"
     if block is not None and tuple(block) not in BLOCKS:
-        return f"has a scale for 128x128, 64x64 or 32x32, not {tuple(block)}"
+        return f"scales must be for 128x128, 64x64 or 32x32, not {tuple(block)}"
     if n % 8 or k % K_MULTIPLE:
-        return f"expects n % 8 and k % 16 to be 0, not n = {n} and k = {k}"
+        return f"n % 8 and k % 16 must be 0, not n = {n} and k = {k}"
     return None
 
 
 def experts_refusal(dtype: torch.dtype, hidden: int, intermediate: int, weights: Weights) -> str | None:
-    """Say why a layer of experts is not taken; None if it is."""
+    """Return why a layer of experts is not taken; None if it is."""
     if dtype != torch.bfloat16:
         return f"activations are {dtype}, not BF16"
     if intermediate % weights.intermediate:
-        return f"the intermediate size {intermediate} is no multiple of {weights.intermediate}"
+        return f"the intermediate size {intermediate} is not a multiple of {weights.intermediate}"
     if hidden % weights.hidden:
-        return f"the hidden size {hidden} is no multiple of {weights.hidden}"
+        return f"the hidden size {hidden} is not a multiple of {weights.hidden}"
     return None
 
 
 def row_operand(weight: Tensor, scales: Tensor) -> Operand:
-    """Give a weight, or one for each expert, as layers take it, with a scale for each row or one for a whole weight."""
+    """Make an operand of a weight, or of all experts' weights, with a scale for each row or for each whole weight."""
     *experts, rows, _ = weight.shape
     of_rows = scales.numel() == prod(weight.shape[:-1])
     return weight, scales.reshape(*experts, rows, 1) if of_rows else scales.reshape(experts)

@@ -3,7 +3,7 @@
     register_lora()
     model = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"]))
 
-Layers are peft's own, so adapters are saved, loaded and switched as usual. Nothing is merged into weights in FP8.
+The layers are peft's own, so adapters are saved, loaded and switched as usual. No adapter is merged into FP8 weights.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ INITS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 class LoraFrozenLinear(Linear):
-    """Peft's LoRA of a linear layer, beside a `FrozenLinear`."""
+    """Peft's LoRA layer for a `FrozenLinear`."""
 
-    lora_variants = {(): None}  # noqa: RUF012 - as peft has it: no variants, which read the weight
+    lora_variants = {(): None}  # noqa: RUF012 - as in peft. No variants, because they read the weight
 
     def update_layer(self, *args: Any, config: Any, **kwargs: Any) -> None:
         """Add an adapter."""
@@ -36,21 +36,21 @@ class LoraFrozenLinear(Linear):
         super().update_layer(*args, config=config, **kwargs)
 
     def merge(self, *_: Any, **__: Any) -> None:
-        """Refuse, and say how to merge."""
+        """Refuse to merge, and tell how to merge in BF16."""
         raise NotImplementedError(
             "merge: expected weights in BF16, got FP8, which rounds most of a small adapter away: save it, load it "
-            "beside the model in BF16, PeftModel.from_pretrained(model, folder).merge_and_unload(), and convert that"
+            "with the BF16 model, call PeftModel.from_pretrained(model, folder).merge_and_unload(), and convert again"
         )
 
     def _get_in_out_features(self, module: Any) -> tuple[int, int]:
         return module.weight.shape[1], module.weight.shape[0]
 
     def _get_base_layer_device_and_dtype(self, base_layer: Any) -> tuple[torch.device, torch.dtype]:
-        return base_layer.weight.device, torch.bfloat16  # of adapters that peft leaves so: FP8 would round them
+        return base_layer.weight.device, torch.bfloat16  # the type of adapters: FP8 would round them
 
 
 def register_lora() -> None:
-    """Let peft put LoRA beside each `FrozenLinear` that `target_modules` names, in the whole process."""
+    """Let peft add LoRA to each `FrozenLinear` that `target_modules` names, in the whole process."""
     own: Any = dispatching.dispatch_default
 
     def dispatch_fp8(target: Any, adapter_name: str, **more: Any) -> Any:

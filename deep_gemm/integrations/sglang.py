@@ -1,15 +1,15 @@
 """SGLang's plugin, which SGLang loads into each of its processes by the entry point `sglang.srt.plugins`.
 
-On a Hopper GPU it puts four hooks around functions of SGLang, by SGLang's own registry of hooks:
+On a Hopper GPU, the plugin adds four hooks around functions of SGLang, by SGLang's own registry of hooks:
 
-    the linear layer that it has if it runs DeepGEMM      `linear`: cast and product, in one launch up to 16 rows
-    the linear layer in FP8 with scales of rows, or one   `linear`
-    a layer of experts, on whichever kernels              `experts`: from routes to their weighted sum
-    the start of its batch invariant mode                 `set_batch_invariant(True)` too: layers stay taken
+    the linear layer of SGLang for DeepGEMM               `linear`: cast and product, in one launch up to 16 rows
+    the FP8 linear layer with scales of rows, or one      `linear`
+    a layer of experts, with any of SGLang's kernels      `experts`: from routes to their weighted sum
+    the start of SGLang's batch invariant mode            also `set_batch_invariant(True)`, so layers stay taken
 
-A layer that is not taken goes on to the function that stood there, and a line in the log says why. Kernels that a user
-asks for by name (`--moe-runner-backend triton`) are left alone. `DG_DISABLE_SGLANG_PLUGIN=1` turns the plugin off,
-and so does `SGLANG_ENABLE_JIT_DEEPGEMM=0`.
+If a layer is not taken, SGLang's own function computes it, and a line in the log tells why. The plugin does not replace
+kernels that a user names (`--moe-runner-backend triton`). `DG_DISABLE_SGLANG_PLUGIN=1` turns the plugin off, and so
+does `SGLANG_ENABLE_JIT_DEEPGEMM=0`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OF_LAYERS = "sglang.srt.layers"
 LINEAR = f"{OF_LAYERS}.quantization.fp8_utils", "deepgemm_w8a8_block_fp8_linear_with_fallback"
 ROW_LINEAR = f"{OF_LAYERS}.quantization.fp8_utils", "apply_fp8_linear"
 MODE = "sglang.srt.batch_invariant_ops", "enable_batch_invariant_mode"
-"""Called by `--enable-deterministic-inference` in each process that runs a model, before a layer runs."""
+"""With `--enable-deterministic-inference`, each process that runs a model calls this before any layer."""
 EXPERTS = f"{OF_LAYERS}.moe.moe_runner.runner", "MoeRunner.run"
 PLACES: Places = {
     LINEAR: (
@@ -58,8 +58,8 @@ PLACES: Places = {
     MODE: None,
     ("sglang.srt.runtime_context", "get_parallel"): (),
 }
-"""Things that are hooked or called here, in the releases that are known (0.5.17, 0.5.22, 0.5.23). A layer's fields are
-looked at one by one, when the layer first runs."""
+"""Functions of SGLang that the plugin hooks or calls, as in the known releases (0.5.17, 0.5.22, 0.5.23). A layer's
+fields are checked one by one, when the layer first runs."""
 
 PARTS: dict[str, Places] = {
     "row_linear_or": {
@@ -71,11 +71,11 @@ PARTS: dict[str, Places] = {
         (ROW_LINEAR[0], "use_triton_w8a8_fp8_kernel"): None,
     },
 }
-"""Things that one hook needs alone. Without them the others are put up all the same."""
+"""Functions that only one hook needs. If a release lacks them, the other hooks are still added."""
 
 
 def register() -> None:
-    """Put the hooks around SGLang's functions in this process, unless a reason speaks against it."""
+    """Add the hooks around SGLang's functions in this process, unless a setting or the release forbids it."""
     all_or_nothing("SGLang", logger, _register)
 
 

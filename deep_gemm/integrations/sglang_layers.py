@@ -1,4 +1,4 @@
-"""Hooks around SGLang's layers; sglang.py registers them. SGLang must be there to import this."""
+"""Hooks around SGLang's layers. sglang.py registers the hooks. Importing this module needs SGLang."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _FREE = """
     a13_scale a2_scale per_channel_quant
 """
 KNOWN = frozenset((_HEEDED + _FREE).split())
-"""Fields of a layer's configuration and weights that are heeded, and those on which no value here depends. Any other,
-of a newer release too, must have its default."""
+"""Fields of a layer's configuration and weights that the hooks read, and fields that cannot change a result here. All
+other fields, also of newer releases, must have their default."""
 
 _taken: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Weights and activations of runners whose experts are taken; None for a runner whose experts are not."""
+"""For each runner, the weights and the activation of its experts if they are taken, else None."""
 
 
 def with_mode(own: Function, *args: Any, **options: Any) -> Any:
-    """Start the batch invariant mode here too, where SGLang starts its own: no row's bits depend on its batch."""
+    """Start this package's batch invariant mode when SGLang starts its own: no row's bits depend on the batch."""
     set_batch_invariant(True)
     return own(*args, **options)
 
@@ -63,14 +63,14 @@ def linear_or(
     *later: Any,
     **options: Any,
 ) -> Any:
-    """Compute input @ weight.T + bias here if it is taken, else by SGLang's function."""
+    """Compute input @ weight.T + bias by `linear` if the layer is taken, else by SGLang's function."""
     refusal = linear_refusal(input.dtype, block_size, *weight.shape[-2:])
     if weight.dim() != 2:
         refusal = f"expects a weight of 2 dimensions, not {weight.dim()}"
     if weight_scale.dtype != torch.float32:
         refusal = f"expects scales in FP32, not {weight_scale.dtype}"
     if any(later[:1]) or options.get("act_scale_ue8m0"):
-        refusal = "casts activations with scales in FP32, not with powers of two"
+        refusal = "activations are cast with FP32 scales here, not with powers of two"
     if input_scale is not None:
         refusal = "activations are cast already"
     if not torch.compiler.is_compiling():
@@ -91,20 +91,20 @@ def row_linear_or(
     *more: Any,
     **options: Any,
 ) -> Any:
-    """Compute input @ weight + bias here if it is taken, else by SGLang's function. SGLang's weight is `[k, n]`.
+    """Compute input @ weight + bias by `linear` if the layer is taken, else by SGLang's function.
 
-    Activations are cast by row: a static scale of theirs is not used.
+    The weight is `[k, n]`. Activations are cast by row: a static scale of activations is not used.
     """
     asked = fp8_utils.get_fp8_gemm_runner_backend()
     refusal = linear_refusal(input.dtype, None, weight.shape[-1], weight.shape[0])
     if weight.dtype != torch.float8_e4m3fn or weight.dim() != 2 or weight.stride(0) != 1:
-        refusal = f"expects a weight in E4M3 that lies as [n, k], not {weight.dtype} with strides {weight.stride()}"
+        refusal = f"expects an E4M3 weight, stored as [n, k], not {weight.dtype} with strides {weight.stride()}"
     if weight_scale.dtype != torch.float32 or weight_scale.numel() not in (1, weight.shape[-1]):
         refusal = f"expects a scale in FP32 for each row or one for all, not {tuple(weight_scale.shape)}"
     if input.dtype == torch.float8_e4m3fn or input_scale_ub is not None:
         refusal = "activations are cast already, or have a bound"
     if not (asked.is_auto() or asked.is_deep_gemm()) or fp8_utils.use_triton_w8a8_fp8_kernel:
-        refusal = "another kernel is asked for"
+        refusal = "the user chose another kernel"
     if not torch.compiler.is_compiling():
         _tell("a linear layer with scales of rows", refusal)
     if refusal is None:
@@ -113,7 +113,7 @@ def row_linear_or(
 
 
 def experts_or(own: Function, self: Any, dispatch_output: Any, quant_info: Any, lora_info: Any = None) -> Any:
-    """Compute a layer of experts here if it is taken, else by SGLang's runner `self`."""
+    """Compute a layer of experts by `experts` if it is taken, else by SGLang's runner `self`."""
     if self not in _taken:
         refusal = _refusal(self, dispatch_output, quant_info)
         _taken[self] = (_weights(quant_info), _gating(self.config)) if refusal is None else None
@@ -140,23 +140,23 @@ def experts_or(own: Function, self: Any, dispatch_output: Any, quant_info: Any, 
 
 
 def _refusal(runner: Any, dispatch_output: Any, quant_info: Any) -> str | None:
-    """Say why a layer of experts is not taken; None if it is. Nothing that it depends on changes for a runner."""
+    """Return why a layer of experts is not taken; None if it is. The answer never changes for a runner."""
     asked = get_moe_runner_backend()
     if not (asked.is_auto() or asked.is_deep_gemm()):
-        return f"--moe-runner-backend {asked.value} is asked for"
+        return f"the user chose --moe-runner-backend {asked.value}"
     if runner.lora_enabled:
         return "there may be LoRA"
     if not isinstance(quant_info, (DeepGemmMoeQuantInfo, TritonMoeQuantInfo)):
         return f"weights are a {type(quant_info).__name__}"
     if not isinstance(dispatch_output, StandardDispatchOutput) or dispatch_output.hidden_states_scale is not None:
-        return f"tokens come as a {type(dispatch_output).__name__}"
+        return f"tokens are in a {type(dispatch_output).__name__}"
     if not TopKOutputChecker.format_is_standard(dispatch_output.topk_output):
         return f"routes are a {type(dispatch_output.topk_output).__name__}"
     for given in (runner.config, quant_info):
         for field in fields(given):
             value = getattr(given, field.name)
             if field.name not in KNOWN and (isinstance(value, Tensor) or value != field.default):
-                return f"expect {field.name} of {field.default}"
+                return f"{field.name} must be {field.default}"
     w13, weights = quant_info.w13_weight, _weights(quant_info)
     if weights is None:
         return f"weights are {w13.dtype} with a scale for {quant_info.block_shape}"
@@ -167,7 +167,7 @@ def _refusal(runner: Any, dispatch_output: Any, quant_info: Any) -> str | None:
 
 
 def _weights(quant_info: Any) -> Weights | None:
-    """Tell which kind of weights a layer of experts has; None if it is another."""
+    """Return the kind of a layer's experts' weights; None for an unknown kind."""
     dtype, block = quant_info.w13_weight.dtype, tuple(quant_info.block_shape or ())
     if getattr(quant_info, "is_fp4_experts", False):
         return FP4 if dtype == torch.int8 else None
@@ -177,13 +177,13 @@ def _weights(quant_info: Any) -> Weights | None:
 
 
 def _gating(config: Any) -> dict[str, Any] | None:
-    """Say to `experts` which activation a layer has; None if it is another."""
+    """Return a layer's activation as arguments of `experts`; None for an unknown activation."""
     alpha, limit = config.gemm1_alpha, config.gemm1_clamp_limit
     if config.activation == "situ" and limit is not None:
         return {"activation": "situ", "alpha": alpha, "beta": limit}
     if config.activation != "silu":
         return None
-    if alpha is None:  # SGLang's `gemm1_clamp_limit` then cuts the gate behind silu
+    if alpha is None:  # SGLang's `gemm1_clamp_limit` then clamps after silu
         return {"limit": config.swiglu_limit} if limit is None else None
     is_known = config.swiglu_limit is None and limit is not None and config.gemm1_beta in (None, 1.0)
     return {"alpha": alpha, "beta": 1.0, "limit": limit} if is_known and not config.gate_up_interleaved else None
@@ -191,7 +191,7 @@ def _gating(config: Any) -> dict[str, Any] | None:
 
 @cache
 def _tell(layer: str, refusal: str | None) -> None:
-    """Log once that a layer is taken, or why it is left to SGLang."""
+    """Log once that a layer is taken, or why SGLang computes it."""
     if refusal is None:
         logger.info("deep_gemm computes %s", layer)
     else:

@@ -1,11 +1,11 @@
-"""torch's products of BF16 matrices by kernels whose bits for a row do not depend on the batch: a mode to run under.
+"""A mode in which this package computes torch's BF16 matrix products: the bits of a row do not depend on the batch.
 
     with batch_invariant_mm():
         logits = model(tokens)
         logits.sum().backward()
 
-Under it `torch.mm`, `addmm`, `bmm` and all that torch makes of them (`matmul`, `@`, `F.linear`), of BF16 matrices, run
-the products of this package, in the gradients too. Everything else is torch's.
+In this mode, `torch.mm`, `addmm`, `bmm` and the functions that use them (`matmul`, `@`, `F.linear`) run products of
+this package if all matrices are BF16, also for gradients. torch computes everything else.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["batch_invariant_mm"]
 
 
 def batch_invariant_mm() -> TorchDispatchMode:
-    """Make the mode, a context manager. It holds for the thread, and for gradients of results computed under it if
-    `backward` is called under it too.
+    """Make the mode, which is a context manager for the current thread. Gradients use it only if `backward` is called
+    within the mode too.
     """
     return _Mode()  # type: ignore[no-untyped-call]
 
@@ -38,7 +38,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ours = PRODUCTS.get(func)
         are_bf16 = (isinstance(x, Tensor) and x.dtype == torch.bfloat16 for x in args)
         if ours is not None and not kwargs and all(are_bf16):
-            with torch.no_grad():  # a mode is called below autograd, which has its own formulas
+            with torch.no_grad():  # torch calls a mode below autograd, which has formulas for these operators
                 return ours(*args)
         return func(*args, **(kwargs or {}))
 
@@ -49,7 +49,7 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Compute `torch.addmm`. The bias is added in FP32, and the sum rounded once."""
+    """Compute `torch.addmm`. The bias is added in FP32, and the sum is rounded once."""
     return (_product(a, b, torch.float32) + bias).to(torch.bfloat16)
 
 
@@ -71,7 +71,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _fitting(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Give A `[m, k]` and B `[k, n]` as products take them: copied if they lie otherwise, with zeros along k and n."""
+    """Pad A `[m, k]` and B `[k, n]` with zeros along k and n, and copy operands whose layout products do not accept."""
     of_k, of_n = (-size % MULTIPLE for size in b.shape[-2:])
     if of_k:
         a = F.pad(a, (0, of_k))

@@ -1,8 +1,8 @@
-"""FP8 models of transformers (5.17 and newer) on `linear` and `experts`; `use_deep_gemm()` is all that a program calls.
+"""FP8 models of transformers (5.17 and newer) on `linear` and `experts`. A program calls only `use_deep_gemm()`.
 
-Two places of transformers' `finegrained_fp8` are changed meanwhile: the function `fp8_linear`, through which every
-`FP8Linear` goes, and those entries of the experts interface through which `FP8Experts` goes, which may have FP4 values.
-What these layers do not take is left to the functions that stood there before, with a warning that says why.
+While it is in use, two parts of transformers' `finegrained_fp8` are replaced: the function `fp8_linear`, which every
+`FP8Linear` calls, and the entries of the experts interface that `FP8Experts` calls (its values may be FP4). If `linear`
+or `experts` refuses a layer, transformers' own function computes the layer, and a warning tells why.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["DeepGemmUse", "use_deep_gemm"]
 
 OLDEST = (5, 17)
 WAYS_OF_EXPERTS = ("grouped_mm", "batched_mm", "deepgemm")
-"""`experts_implementation`s that become `experts`. "eager" loops over experts, each of its products a linear."""
+"""Values of `experts_implementation` that `experts` replaces. "eager" loops over experts and calls `fp8_linear`."""
 LINEAR_PARAMETERS: tuple[str, ...] = (
     *("input", "weight", "weight_scale_inv", "block_size"),
     *("bias", "activation_scale", "allow_deepgemm"),
 )
 EXPERTS_PARAMETERS: tuple[str, ...] = ("self", "hidden_states", "top_k_index", "top_k_weights")
 DECLINED = (ValueError, NotImplementedError)
-"""Errors that `linear` and `experts` raise if they do not take a call."""
+"""Errors by which `linear` and `experts` refuse a call."""
 
 Function = Callable[..., Any]
 
@@ -46,8 +46,8 @@ Function = Callable[..., Any]
 class DeepGemmUse:
     """A use of this package by transformers, from `use_deep_gemm` to `stop` or to the end of a `with` block.
 
-    - `taken`: how many calls were computed here, under "linear" and "experts".
-    - `left`: how many calls were left to transformers, for each reason.
+    - `taken`: the number of calls that `linear` and `experts` computed, by these names.
+    - `left`: the number of calls that transformers computed, by the reason.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class DeepGemmUse:
         self.stop()
 
     def stop(self) -> None:
-        """End this use. When the last one ends, transformers is as it was."""
+        """End this use. When the last use ends, transformers gets its own functions back."""
         if self in _uses:
             _uses.remove(self)
             if not _uses:
@@ -74,10 +74,10 @@ _refusals: WeakKeyDictionary[torch.nn.Module, str | None] = WeakKeyDictionary()
 
 
 def use_deep_gemm() -> DeepGemmUse:
-    """Let FP8 models of transformers run on `linear` and `experts`, in the whole process.
+    """Let FP8 models of transformers use `linear` and `experts`, in the whole process.
 
-    Models may have been loaded before or be loaded later. Called alone, it holds until `stop`; in a `with` statement it
-    holds for the block. Uses may overlap in any order.
+    Models may be loaded before or after the call. Without a `with` statement, the use ends by `stop`; with it, at the
+    end of the block. Uses may overlap in any order.
     """
     if not _uses:
         _undo.append(_install(_finegrained_fp8()))
@@ -87,7 +87,7 @@ def use_deep_gemm() -> DeepGemmUse:
 
 
 def _finegrained_fp8() -> Any:
-    """Import transformers' module of FP8 layers, and check that the places to be changed are the known ones."""
+    """Import transformers' module of FP8 layers. Check that the functions to replace have the known parameters."""
     oldest = ".".join(map(str, OLDEST))
     try:
         version: str = import_module("transformers").__version__
@@ -108,11 +108,11 @@ def _finegrained_fp8() -> Any:
 
 
 def _install(there: Any) -> Callable[[], None]:
-    """Change both places; give the way back."""
+    """Replace transformers' functions. Return the function that undoes this."""
     interface = there.ALL_FP8_EXPERTS_FUNCTIONS
     own_linear: Function = there.fp8_linear
     own_experts: dict[str, Function] = {way: interface[way] for way in WAYS_OF_EXPERTS}
-    # Dynamo cannot trace how a kernel is chosen and launched, so a compiled model calls these between its graphs.
+    # Dynamo cannot trace the choice and the launch of a kernel, so a compiled model calls these between its graphs.
     between_graphs: Any = torch.compiler.disable
     linear_here = between_graphs(_linear_or(own_linear))
     experts_here = {way: between_graphs(_experts_or(own)) for way, own in own_experts.items()}
@@ -121,12 +121,12 @@ def _install(there: Any) -> Callable[[], None]:
         interface[way] = experts_here[way]
 
     def undo() -> None:
-        # If another library has replaced a function since, leave its own there: ours then just forwards calls.
+        # If another library has replaced a function since, do not touch it: our function then only forwards calls.
         if there.fp8_linear is linear_here:
             there.fp8_linear = own_linear
         for way in WAYS_OF_EXPERTS:
             if interface[way] is experts_here[way]:
-                del interface[way]  # the entry that all interfaces share comes up again
+                del interface[way]  # then the entry that all interfaces share is visible again
                 if interface[way] is not own_experts[way]:
                     interface[way] = own_experts[way]
 
@@ -134,7 +134,7 @@ def _install(there: Any) -> Callable[[], None]:
 
 
 def _linear_or(own: Function) -> Function:
-    """Give what stands in for `fp8_linear`. `allow_deepgemm` is about another library, which runs on one GPU alone."""
+    """Make the replacement of `fp8_linear`. `allow_deepgemm` is for another library, which runs only on one GPU."""
 
     def fp8_linear(
         input: Tensor,
@@ -156,7 +156,7 @@ def _linear_or(own: Function) -> Function:
 
 
 def _experts_or(own: Function) -> Function:
-    """Give what stands in for an entry of the experts interface."""
+    """Make the replacement of an entry of the experts interface."""
 
     def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
         return _here_or(
@@ -172,7 +172,7 @@ def _experts_or(own: Function) -> Function:
 
 
 def _here_or(own: Function, layer: str, refusal: str | None, here: Function) -> Any:
-    """Compute a layer here unless there is a reason not to; count it, and tell a reason when it is new."""
+    """Compute a layer by `here`, or by `own` if it is refused. Count the call, and warn of each new reason."""
     if not _uses:
         return own()
     if refusal is None:
@@ -194,11 +194,11 @@ def _here_or(own: Function, layer: str, refusal: str | None, here: Function) -> 
     return own()
 
 
-# Layers that are not taken, beside those that `linear` and `experts` refuse
+# Further reasons why layers are not taken; `linear` and `experts` refuse other layers themselves
 
 
 def linear_refusal(weight: Tensor | None, block_size: Any, activation_scale: object) -> str | None:
-    """Say why a linear layer is not taken; None if it is. FP4 weights have a scale for each 32, whatever is said."""
+    """Return why a linear layer is not taken; None if it is. FP4 weights have scales of 32 for any `block_size`."""
     if activation_scale is not None:
         return "activation_scale: expected None, a scale for each row and 128 columns of activations, got a static one"
     allowed = [*map(tuple, SCALES_OF_WEIGHTS)]
@@ -208,17 +208,17 @@ def linear_refusal(weight: Tensor | None, block_size: Any, activation_scale: obj
 
 
 def experts_refusal(layer: Any) -> str | None:
-    """Say why a mixture is not taken, FP8 or BF16; None if it is. Answers are kept, and nothing changes them."""
+    """Return why a mixture in FP8 or BF16 is not taken; None if it is. The answer for a layer is kept."""
     if layer not in _refusals:
         of_weights = None
-        if hasattr(layer, "block_size"):  # of an `FP8Experts`
+        if hasattr(layer, "block_size"):  # an `FP8Experts`
             static = True if layer.activation_scheme == "static" else None
             of_weights = linear_refusal(getattr(layer, "gate_up_proj", None), layer.block_size, static)
         _refusals[layer] = of_weights or form_refusal(layer)
     return _refusals[layer]
 
 
-# Both layers, with gradients by the dequantized weights, as transformers has them
+# Both layers. Their gradients use dequantized weights, as in transformers
 
 
 def _differentiable(layer: Any, trained: tuple[object, ...], *given: Any) -> Any:
@@ -254,8 +254,8 @@ class _Linear(torch.autograd.Function):
 class _Experts(torch.autograd.Function):
     @staticmethod
     def compute(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Any) -> Tensor:
-        if topk_ids.is_cpu:  # a GPU takes every id that no expert has for none, the CPU -1 alone
-            topk_ids = topk_ids.masked_fill(topk_ids == layer.num_experts, -1)  # this one: another rank's expert
+        if topk_ids.is_cpu:  # a GPU ignores any id without an expert, the CPU only -1
+            topk_ids = topk_ids.masked_fill(topk_ids == layer.num_experts, -1)  # another rank's expert
         w1 = as_operand(layer.gate_up_proj, layer.gate_up_proj_scale_inv)
         w2 = as_operand(layer.down_proj, layer.down_proj_scale_inv)
         out: Any = experts(x, topk_ids, topk_weights, w1, w2, limit=limit_of(layer))
@@ -269,7 +269,7 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Go through transformers' loop over experts, whose linear layers have gradients."""
+        """Compute gradients by transformers' loop over experts, whose linear layers have gradients."""
         x, topk_ids, topk_weights = ctx.saved_tensors
         loop = inspect.unwrap(type(ctx.layer).forward)
         with torch.enable_grad():
@@ -279,24 +279,24 @@ class _Experts(torch.autograd.Function):
 
 
 def is_fp4(weight: Tensor | None) -> bool:
-    """Tell whether values lie two to a byte."""
+    """Tell whether a weight is FP4: two values in a byte."""
     return weight is not None and weight.dtype == torch.int8
 
 
 def as_operand(weight: Tensor, scales: Tensor) -> Operand:
-    """Give a weight as layers take it: scales in FP32 beside FP8 values, as they are beside FP4."""
+    """Make an operand of a weight: scales of FP8 values become FP32, and scales of FP4 values do not change."""
     return weight, as_fp32(scales) if weight.dtype == torch.float8_e4m3fn else scales
 
 
 def as_fp32(scales: Tensor) -> Tensor:
-    """Turn UE8M0 scales, which are powers of two, into FP32."""
+    """Convert UE8M0 scales, which are powers of two, to FP32."""
     return scales.float() if scales.dtype == torch.float8_e8m0fnu else scales
 
 
 def dequantized(weight: Tensor, scales: Tensor, block: Sequence[int] = PER_BLOCK) -> Tensor:
-    """FP32 `[..., n, k]` of FP8 values and a scale for each block."""
+    """Multiply FP8 values by their scales of blocks: FP32 `[..., n, k]`."""
     if is_fp4(weight):
-        raise NotImplementedError("weight: expected torch.float8_e4m3fn, through which gradients flow, got FP4")
+        raise NotImplementedError("weight: expected torch.float8_e4m3fn for gradients, got FP4")
     (n, k), (rows, columns) = weight.shape[-2:], block
     by_rows = as_fp32(scales).repeat_interleave(rows, dim=-2)[..., :n, :]
     return weight.float() * by_rows.repeat_interleave(columns, dim=-1)[..., :k]

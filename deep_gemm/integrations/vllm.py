@@ -1,6 +1,6 @@
 """vLLM's plugin, which vLLM loads into each of its processes by the entry point `vllm.general_plugins`.
 
-On a Hopper GPU it offers vLLM five kinds of layers, ahead of the kinds that vLLM would choose by itself:
+On a Hopper GPU, the plugin offers vLLM five kinds of layers. vLLM considers these before its own kinds:
 
     linear layers, FP8 by blocks            DeepGemmLinear        `linear`: cast and product
     linear layers, FP8 by rows or tensors   DeepGemmRowLinear
@@ -8,10 +8,10 @@ On a Hopper GPU it offers vLLM five kinds of layers, ahead of the kinds that vLL
     experts, FP8 by rows or tensors         DeepGemmRowExperts
     experts, BF16                           DeepGemmBF16Experts
 
-vLLM still asks each kind whether it takes a layer. Kernels that a user asks for by name (`--moe-backend triton`) are
-left alone. `DG_DISABLE_VLLM_PLUGIN=1` turns the plugin off, and so does `VLLM_USE_DEEP_GEMM=0`.
+vLLM still asks each kind whether it takes a layer. The plugin does not replace kernels that a user names
+(`--moe-backend triton`). `DG_DISABLE_VLLM_PLUGIN=1` turns the plugin off, and so does `VLLM_USE_DEEP_GEMM=0`.
 
-`VLLM_BATCH_INVARIANT=1` calls `set_batch_invariant(True)` in each of these processes, and vLLM keeps all these layers.
+With `VLLM_BATCH_INVARIANT=1`, each process calls `set_batch_invariant(True)`, and vLLM still uses all these layers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PLACES: Places = {
     **dict.fromkeys((_KEYS, name) for name in ("kFp8Dynamic128Sym", "kFp8Static128BlockSym", "kMxfp4Static")),
     ("vllm.model_executor.utils", "replace_parameter"): None,
 }
-"""Things that are changed, filled in or used here, in the releases that are known (0.26 to 0.33)."""
+"""Parts of vLLM that the plugin changes, extends or uses, as in the known releases (0.26 to 0.33)."""
 
 _KINDS = ("StaticChannel", "StaticTensor", "DynamicToken", "DynamicTensor")
 PARTS: dict[str, Places] = {
@@ -74,14 +74,14 @@ PARTS: dict[str, Places] = {
         (f"{OF_MOE}.oracle.unquantized", "backend_to_kernel_cls"): ("backend",),
     },
 }
-"""Things that one kind of layers needs alone. Without them the other kinds are offered all the same."""
+"""Parts of vLLM that only one kind of layers needs. If a release lacks them, the other kinds are still offered."""
 
 OURS: Any = Enum("OwnBackend", {"DEEP_GEMM": "deep_gemm"}).DEEP_GEMM  # type: ignore[attr-defined]
-"""A backend of unquantized experts that vLLM knows nothing about, so it leaves their weights as they are."""
+"""A backend of unquantized experts that vLLM does not know, so vLLM does not change their weights."""
 
 
 def register() -> None:
-    """Offer this package's layers to vLLM in this process, unless a reason speaks against it."""
+    """Offer this package's layers to vLLM in this process, unless a setting or the release forbids it."""
     all_or_nothing("vLLM", logger, _register)
 
 
@@ -110,7 +110,7 @@ def _register(undo: ExitStack) -> None:
         of_backend.add(kind)
         undo.callback(of_backend.discard, kind)
     if row_linear:
-        # In its mode vLLM's own FP8 layers call kernels of this class, and multiply in BF16 instead of any other's.
+        # In batch invariant mode, vLLM's FP8 layers call only kernels of this class; with others they multiply in BF16.
         linear.CutlassFP8ScaledMMLinearKernel.register(row_linear[0])
     fp8: Any
     mxfp4: Any
@@ -118,9 +118,9 @@ def _register(undo: ExitStack) -> None:
     by_blocks, of_fp8 = [layers.DeepGemmExperts], [layers.DeepGemmExperts, *row_experts]
     _offer_experts(undo, fp8, {fp8.Fp8MoeBackend.TRITON: of_fp8, fp8.Fp8MoeBackend.DEEPGEMM: by_blocks})
     _offer_experts(undo, mxfp4, {mxfp4.Mxfp4MoeBackend.DEEPGEMM_MXFP4: by_blocks})
-    # vLLM would make FP32 of these bytes, which products read as they lie. On Hopper no other kind has this backend.
+    # vLLM would convert these bytes to FP32, but products read the bytes. On Hopper no other kind has this backend.
     replace(undo, mxfp4, "_pack_deepgemm_mxfp4_scales", lambda w13, w2, of_w13, of_w2: (of_w13.data, of_w2.data))
-    # TRITON leaves weights as the checkpoint has them, where DEEPGEMM rounds their scales to powers of two.
+    # TRITON does not change the checkpoint's weights, but DEEPGEMM rounds their scales to powers of two.
     own: Callable[..., list[Any]] = fp8._get_priority_backends
 
     def in_order(moe_config: Any, weight_key: Any, activation_key: Any) -> list[Any]:
@@ -132,7 +132,7 @@ def _register(undo: ExitStack) -> None:
 
     replace(undo, fp8, "_get_priority_backends", in_order)
     if bf16_experts:
-        # vLLM gives TRITON's first kind to experts with LoRA, unasked, so this kind has a backend of its own.
+        # vLLM uses TRITON's first kind for experts with LoRA without a check, so this kind has a backend of its own.
         plain: Any = import_module(f"{OF_MOE}.oracle.unquantized")
         order: Callable[[Any], list[Any]] = plain._get_priority_backends
         _offer_experts(undo, plain, {OURS: bf16_experts})
@@ -141,16 +141,16 @@ def _register(undo: ExitStack) -> None:
 
 
 def take_mode() -> None:
-    """Let no row's bits depend on its batch, from here on in this process, if vLLM is asked for that.
+    """Start this process's batch invariant mode if vLLM's is on: then no row's bits depend on the batch.
 
-    vLLM reads its variable whenever it is asked, so each choice of a layer calls this again.
+    vLLM reads its variable again at each use, so each choice of a layer calls this function again.
     """
     if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
         set_batch_invariant(True)
 
 
 def _offer_experts(undo: ExitStack, oracle: Any, kinds: dict[Any, list[type]]) -> None:
-    """Let vLLM ask our kinds of experts first where it considers these backends."""
+    """Let vLLM consider our kinds of experts first whenever it considers these backends."""
     own: Callable[[Any], list[type]] = oracle.backend_to_kernel_cls
 
     def backend_to_kernel_cls(backend: Any) -> list[type]:

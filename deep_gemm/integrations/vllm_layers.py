@@ -1,4 +1,4 @@
-"""Layers that vLLM may choose; vllm.py offers them. vLLM must be there to import this."""
+"""Layers that vLLM may choose. vllm.py offers the layers. Importing this module needs vLLM."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from .vllm import take_mode
 
 Answer = tuple[bool, str | None]
 ROWS_OR_ALL = (-1, 1), (1, -1), (-1, -1)
-"""How vLLM names scales of a weight's rows, in two ways, and one scale for all."""
+"""vLLM's group shapes for scales of a weight's rows (two forms), and for one scale of the whole weight."""
 
 
 class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
-    """A linear layer with an FP8 weight scaled by blocks: BF16 in, BF16 out."""
+    """A linear layer with an FP8 weight that has scales of blocks. Input and output are BF16."""
 
     apply_input_quant = False
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """Tell whether this GPU has it. vLLM asks again, without a capability, when it makes a layer by rows."""
+        """Tell whether this GPU can run it. When vLLM makes a layer by rows, it calls this without a capability."""
         return compute_capability in (None, 90), "is for Hopper GPUs"
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
-        """Tell whether it takes a layer."""
+        """Tell whether this kind takes a layer."""
         take_mode()
         both = config.weight_quant_key, config.activation_quant_key
         of_weight, of_activations = (key.scale.group_shape for key in both)
         refusal = linear_refusal(config.out_dtype, of_weight, *config.weight_shape)
         if tuple(of_activations) != (1, of_weight[1]):
-            refusal = f"casts by as many columns, not {of_activations}"
+            refusal = f"needs activation scales for the same number of columns, not {of_activations}"
         if refusal is not None:
             return False, refusal
         return super().can_implement(config)  # type: ignore[no-any-return]
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Keep scales for 128x128 in FP32, which UE8M0 becomes without a rounding; finer ones are taken in either."""
+        """Convert scales of 128x128 to FP32, exactly, if they are UE8M0. Finer scales may stay UE8M0."""
         super().process_weights_after_loading(layer)
         name = self._name_of_scales(layer)
         if self.weight_group_shape[0] == SCALE_BLOCK:
@@ -61,7 +61,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
             self._view_by_heads(layer, name)
 
     def _view_by_heads(self, layer: Any, name_of_scales: str) -> None:
-        """View weight and scales as `fp8_einsum` takes them: a model with such a layer calls that, never the layer."""
+        """View weight and scales as operands of `fp8_einsum`, which a model calls instead of such a layer."""
         heads, rows, block = layer.bmm_batch_size, layer.weight[..., 0].numel(), self.weight_group_shape[0]
         if block != SCALE_BLOCK or rows % (heads * SCALE_BLOCK):
             expected = f"{heads} heads, each of a multiple of 128 rows, with a scale for 128x128"
@@ -77,7 +77,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
         return out
 
     def apply_block_scaled_mm(self, *_: object, **__: object) -> Tensor:
-        """Multiply operands that are cast already, which `apply_weights` never asks for."""
+        """Refuse to multiply operands that are already cast: `apply_weights` never calls this."""
         raise NotImplementedError(f"{type(self).__name__} casts activations by itself")
 
     def _name_of_scales(self, layer: Any) -> str:
@@ -87,14 +87,14 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
 
 
 class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  # type: ignore[misc]
-    """A linear layer with an FP8 weight that has a scale for each row, or one for all. Activations are cast by row."""
+    """A linear layer whose FP8 weight has a scale for each row, or one for all rows. Activations are cast by row."""
 
     is_supported = DeepGemmLinear.is_supported
     apply_scaled_mm = DeepGemmLinear.apply_block_scaled_mm
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
-        """Tell whether it takes a layer, with dynamic or static scales of activations: static ones are not used."""
+        """Tell whether this kind takes a layer. Activations may have static scales, which are not used."""
         take_mode()
         of_weight = tuple(config.weight_quant_key.scale.group_shape)
         refusal = linear_refusal(config.out_dtype, None, *config.weight_shape)
@@ -103,9 +103,9 @@ class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  #
         return refusal is None, refusal
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute x @ weight + bias; vLLM keeps this weight as `[k, n]`, a view of `[n, k]`."""
+        """Compute x @ weight + bias. vLLM stores this weight as `[k, n]`, a view of `[n, k]`."""
         weight, scales, _, bound = self._get_layer_params(layer)
-        if bound is not None:  # FBGEMM's: no row has a larger maximum
+        if bound is not None:  # FBGEMM's bound of activations
             x = x.clamp(-bound, bound)
         out = linear(x, row_operand(weight.t(), scales), bias=bias)
         assert out is not None
@@ -113,21 +113,21 @@ class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  #
 
 
 class DeepGemmExperts(mk.FusedMoEExpertsModular):
-    """A whole layer of experts: BF16 in, the weighted sum of each token's experts out. FP8 by 128x128, or MXFP4."""
+    """A layer of experts, from BF16 tokens to the weighted sum of their experts, in FP8 by 128x128 or in MXFP4."""
 
     weights = BY_BLOCKS
-    expects_unquantized_inputs = True  # tokens are cast here
+    expects_unquantized_inputs = True  # `experts` casts tokens
 
     @staticmethod
     def activation_format() -> Any:
-        """Ask vLLM for tokens in their own order, with their routes."""
+        """Tell vLLM to pass tokens in their own order, with their routes."""
         return mk.FusedMoEActivationFormat.Standard
 
     @staticmethod
     def is_supported_config(
         kind: Any, moe_config: Any, weight_key: Any, activation_key: Any, activation_format: Any
     ) -> Answer:
-        """Tell whether it takes a layer."""
+        """Tell whether this kind takes a layer."""
         take_mode()
         sizes = moe_config.hidden_dim, moe_config.intermediate_size_per_partition
         is_fp4 = weight_key == keys.kMxfp4Static
@@ -135,7 +135,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
         if moe_config.has_bias and is_fp4:
             refusal = "experts in MXFP4 have biases"
         if moe_config.moe_backend not in ("auto", "deep_gemm"):
-            refusal = f"moe_backend={moe_config.moe_backend} is asked for"
+            refusal = f"the user chose moe_backend={moe_config.moe_backend}"
         if refusal is not None:
             return False, refusal
         supported: Answer = mk.FusedMoEExpertsModular.is_supported_config(
@@ -170,7 +170,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
 
     @property
     def post_gemm2_hook(self) -> None:
-        """Tell that no function runs between the second product and the sum of its rows."""
+        """Return None: no function runs between the second product and the sum of a token's rows."""
 
     @post_gemm2_hook.setter
     def post_gemm2_hook(self, hook: object) -> None:
@@ -178,16 +178,16 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
             raise NotImplementedError("post_gemm2_hook: a token's rows are summed up here; use --moe-backend triton")
 
     def finalize_weight_and_reduce_impl(self) -> Any:
-        """Tell that routes are weighted and summed up here."""
+        """Tell vLLM that `apply` itself weights and adds up the routes."""
         return TopKWeightAndReduceNoOP()
 
     def workspace_shapes(self, M: int, N: int, K: int, *_: object) -> tuple[tuple[int, ...], ...]:  # noqa: N803
-        """Ask for room for the output alone."""
+        """Request memory only for the output."""
         return (M, K), (1,), (M, K)
 
     @cached_property
     def _gating(self) -> dict[str, Any]:
-        """Give the activation's arguments for `experts`: the model's, where the weights' configuration has none."""
+        """Arguments of `experts` for the activation: the weights' configuration, else the model's."""
         of, model = self.quant_config, self.moe_config
         told = {
             "limit": (of.gemm1_clamp_limit, model.swiglu_limit),
@@ -225,7 +225,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
 
 
 class DeepGemmRowExperts(DeepGemmExperts):
-    """Experts in FP8 with a scale for each row, or one for each expert. Tokens are cast by row."""
+    """FP8 experts with a scale for each row of a weight, or for each expert. Tokens are cast by row."""
 
     weights = BY_ROWS
 
@@ -238,7 +238,7 @@ class DeepGemmRowExperts(DeepGemmExperts):
 
 
 class DeepGemmBF16Experts(DeepGemmExperts):
-    """Experts that are not quantized: nothing is cast to FP8."""
+    """Experts in BF16: neither weights nor tokens are cast to FP8."""
 
     weights = PLAIN
 
@@ -248,5 +248,5 @@ class DeepGemmBF16Experts(DeepGemmExperts):
 
 
 def local_ids(topk_ids: Tensor, expert_map: Tensor) -> Tensor:
-    """Give the numbers that experts of all ranks have on this one, -1 for none."""
+    """Convert ids of all ranks' experts to this rank's numbers; -1 for experts of other ranks."""
     return expert_map[topk_ids.clamp(min=0).long()].masked_fill(topk_ids < 0, -1)

@@ -92,7 +92,7 @@ MUTATIONS = [
     Mutation("the second half of rows is the first", _SILU, "compute(first + i, tile.row + tile.row_of(first + i), loaded[i]);", "compute(first + i, tile.row + tile.row_of(i), loaded[i]);", shows_in=SILU),
     Mutation("up's gradient is gate's", _SILU, "is_up ? silu.by_up : silu.by_gate", "silu.by_gate", shows_in=SILU),
     Mutation("gate's gradient is up's", _SILU, "is_up ? silu.by_up : silu.by_gate", "silu.by_up", shows_in=SILU),
-    Mutation("up begins one tile late", _SILU, ">= half;  // all", ">= half + kBlock;  // all", shows_in=SILU),
+    Mutation("up begins one tile late", _SILU, ">= half;  // equal", ">= half + kBlock;  // equal", shows_in=SILU),
     Mutation("columns of up are loaded from behind ds", _SILU, "is_up ? tile.column - half : tile.column", "tile.column", shows_in=SILU),
     Mutation("the gradient has no weight", _SILU, "ptx::mul_rn(element_of(of_row.ds, e), weight)", "element_of(of_row.ds, e)", shows_in=SILU),
     Mutation("gate beyond the limit has a gradient", _GRADIENT, "gate > limit ? 0.f : slope", "slope", shows_in=SILU),

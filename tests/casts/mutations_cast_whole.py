@@ -47,7 +47,7 @@ MUTATIONS = [
     Mutation("the last warp does not count", _TEAM, "warp < kLanes / 32; ++warp", "warp + 1 < kLanes / 32; ++warp"),
     Mutation("all warps meet in one word", _TEAM, "st_shared_b32(of_warps + lane / 32, key)", "st_shared_b32(of_warps, key)"),
     Mutation("a warp does not wait for the others", _TEAM, "key);\n    ptx::syncthreads();\n#pragma", "key);\n#pragma"),
-    Mutation("the next row's keys come early", _TEAM, "    ptx::syncthreads();  // before the keys of another row\n", ""),
+    Mutation("the next row's keys come early", _TEAM, "    ptx::syncthreads();  // the keys have been read: the next row's may overwrite them\n", ""),
     Mutation("warps meet where groups lie", _TEAM, "(kSharedBytes / 4 - kLanes / 32)", "0", shows_in=OF_GROUPS),
     Mutation("lanes of a warp alone", _VALUES, "kLanes < 32 ? kLanes : 32;", "kLanes < 32 ? kLanes : 16;"),
     # Scales and values

@@ -94,7 +94,7 @@ def test_a_cast_gives_packed_scales(device: str) -> None:
     assert torch.equal(same.view(torch.uint8), values.view(torch.uint8))
     assert packed.shape == (2, 5, 2)
     assert torch.equal(unpack_ue8m0_from_int(packed)[..., :6], scales)
-    with pytest.raises(ValueError, match=r"^use_packed_ue8m0: expected use_ue8m0, and no masked_m, with it"):
+    with pytest.raises(ValueError, match=r"^use_packed_ue8m0: expected use_ue8m0 and no masked_m with packed scales"):
         per_token_cast_to_fp8(x, use_packed_ue8m0=True)
 
 

@@ -172,7 +172,7 @@ def test_a_kernel_without_products_is_left_alone() -> None:
 
 def test_code_for_another_gpu_is_refused() -> None:
     source = 'extern "C" __global__ void k(float* p) { p[threadIdx.x] *= 2; }'
-    with pytest.raises(ValueError, match="expected one for sm_90, got sm_80"):
+    with pytest.raises(ValueError, match="expected a cubin for sm_90, got sm_80"):
         interleave(compile_cubin(source, {}, name="k", arch="sm_80").cubin)
 
 

@@ -273,7 +273,7 @@ def test_nothing_is_loaded_that_others_may_write_and_one_warning_says_so(tmp_pat
     open_to_all = file if writable == "file" else file.parent
     open_to_all.chmod(0o777)
     cache = KernelCache(tmp_path / "cache")
-    told = rf"not taken from .*{open_to_all.name}: others may write to it .mode 777.: "
+    told = rf"not loaded from .*{open_to_all.name}: others may write to it .mode 777.: "
     with pytest.warns(RuntimeWarning, match=told) as caught:
         assert [cache.load("scale", KEY) for _ in range(3)] == [None] * 3
     assert len(caught) == 1

@@ -268,7 +268,7 @@ def test_a_table_of_tuned_tiles_is_ignored_with_one_warning(monkeypatch: pytest.
         settings()
     settings.cache_clear()
     assert [str(each.message) for each in caught] == [
-        "DG_TUNED_TABLE is ignored: tables of tuned tiles are read no more, and the cost model chooses"
+        "DG_TUNED_TABLE is ignored: tables of tuned tiles are no longer read, and the cost model chooses"
     ]
 
 

@@ -210,7 +210,7 @@ def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         ({"n": 10, "d_dtype": torch.float32}, "n: expected a multiple of 4 for torch.float32 output, got 10"),
         ({"k": 100}, "k: expected a multiple of 16, got 100"),
         ({"k": 144, "fp4": True}, "k: expected a multiple of 32 for packed FP4 values, got 144"),
-        ({"recipe": BY_ROW, "recipe_b": (1, 0)}, "recipe_b: expected what recipe (1, 1, 128) says, got (1, 0)"),
+        ({"recipe": BY_ROW, "recipe_b": (1, 0)}, "recipe_b: expected agreement with recipe (1, 1, 128), got (1, 0)"),
         ({"recipe": BY_ROW, "fp4": True}, "recipe: expected (1, 1, 32) for packed FP4 values, got (1, 1, 128)"),
         ({"groups": "heads", "fp4": True}, "groups: expected ids, ends, counts or None, got 'heads'"),
     ],

@@ -281,7 +281,7 @@ def test_calls_that_are_alike_have_one_record(said: Any, of_a: Scales, of_b: Sca
         ({"recipe": BY_32}, (M, 9), (2, 3), "sfb: expected shape (ceil(n / 32), ceil(k / 32)) = (5, 9), got (2, 3)"),
         ({"recipe": (1, 1, 32)}, (M, 9), (5, 9), "sfb: expected shape (n, ceil(k / 32)) = (136, 9), got (5, 9)"),
         ({"recipe_b": (64, 64)}, (M, 5), (3, 5), "sfa: expected shape (m, ceil(k / 128)) = (37, 3), got (37, 5)"),
-        (IN_TWO_WAYS, (M, 3), (5, 9), "recipe_a: expected what recipe (1, 32, 32) says, got (1, 128)"),
+        (IN_TWO_WAYS, (M, 3), (5, 9), "recipe_a: expected agreement with recipe (1, 32, 32), got (1, 128)"),
     ],
 )
 def test_a_mistake_is_told(said: Any, shape_a: tuple[int, int], shape_b: tuple[int, int], message: str) -> None:

@@ -309,7 +309,7 @@ WRONG: list[Mistake] = [
     ("k-grouped", "ks_tensor", Tensor.long, "dtype torch.int32, got torch.int64"),
     # Contradictions
     *[
-        (kind, "recipe_b", {"recipe": said, "recipe_b": of_b}, f"what recipe {(*said,)} says, got {(*of_b,)}")
+        (kind, "recipe_b", {"recipe": said, "recipe_b": of_b}, f"agreement with recipe {(*said,)}, got {(*of_b,)}")
         for kind, said, of_b in (("nt", (1, 128, 128), (1, 128)), ("contiguous", [1, 1, 128], [128, 128]))
     ],
     ("nt", "recipe", 128, ""),
@@ -409,8 +409,8 @@ WRONG: list[Mistake] = [
         for ends, message in (
             (None, "the ends of groups with use_psum_layout, got None"),
             (int32(144, 272), "ends that are multiples of 128, the alignment of groups, got 144 for group 0"),
-            (int32(256, 128), "ends that do not decrease, got 128 behind 256"),
-            (int32(-128, 128), "ends that do not decrease, got -128 behind 0"),
+            (int32(256, 128), "ends that do not decrease, got 128 after 256"),
+            (int32(-128, 128), "ends that do not decrease, got -128 after 0"),
             (int32(128, 270), "multiples of 16, got 142 at index 1"),
             (int32(128, 272)[None], "shape (groups,) = (2,), got (1, 2)"),
             (int32(128, 272).long(), "dtype torch.int32, got torch.int64"),

@@ -207,8 +207,8 @@ MISTAKES: list[tuple[str, Any]] = [
     ("c: expected shape (n) = (72), got (73,)", lambda: (A, B0, {"c": torch.zeros(73)})),
     (f"{OF_C}, got torch.float16", lambda: (A, B0, {"c": torch.zeros(72).half()})),
     ("c: expected device cpu, where a is, got meta", lambda: (A, B0, {"c": torch.zeros(72, device="meta")})),
-    ("c: expected contiguous rows from a multiple of 16 bytes on, got", lambda: (A, B0, {"c": torch.zeros(144)[::2]})),
-    ("c: expected contiguous rows from a multiple of 16 bytes on, got", lambda: (A, B0, {"c": torch.zeros(73)[1:]})),
+    ("c: expected contiguous rows aligned to 16 bytes, got", lambda: (A, B0, {"c": torch.zeros(144)[::2]})),
+    ("c: expected contiguous rows aligned to 16 bytes, got", lambda: (A, B0, {"c": torch.zeros(73)[1:]})),
     ("c: expected a tensor without a gradient", lambda: (A, B0, {"c": torch.zeros(72, requires_grad=True)})),
 ]
 

@@ -121,7 +121,7 @@ def test_help_ends_with_examples_that_can_be_typed(program: str, name: str) -> N
 def test_a_command_that_is_the_laboratorys_says_where_it_is(line: str) -> None:
     shown = printed(*line.split(), code=2)
     name = line.split(maxsplit=1)[0]
-    told = f"deep_gemm: {name} is of the laboratory now, which lies beside the package; from a checkout: python -m lab"
+    told = f"deep_gemm: {name} is now a command of the laboratory, beside the package. In a checkout: python -m lab"
     assert shown == f"{told} {name}"
 
 
@@ -193,9 +193,9 @@ def test_doctor_on_a_hopper_says_that_kernels_run(monkeypatch: pytest.MonkeyPatc
     assert lines[-2:] == ["so         kernels run on this GPU, and the reference on the CPU", "0"]
 
 
-CACHED = " alone; on the GPU only kernels of the cache run: others need NVRTC"
+CACHED = " alone; on the GPU only cached kernels run: other kernels need NVRTC"
 COMPILES = "; kernels can be compiled (compile)"
-NEITHER = "; without NVRTC none is compiled: `compile` fails, and `demo` leaves kernels out"
+NEITHER = "; without NVRTC no kernel is compiled: `compile` fails, and `demo` leaves kernels out"
 OLDER = "older than NVRTC {}, whose kernels it cannot load; take a newer driver, or torch and NVRTC of CUDA 12"
 INSTALL = 'deep_gemm compiles its kernels at run time. Run: pip install "hopper-gemm[cu13]"'
 NEEDED = "kernels need an H100, H200 or H20"
@@ -205,7 +205,7 @@ NEEDED = "kernels need an H100, H200 or H20"
     ("gpus", "driver", "compiler", "so", "more", "code"),
     [
         ([HOPPER], (13, 0), None, CACHED, INSTALL, 1),
-        ([HOPPER], (11, 8), "13.0.88", " alone", "CUDA 11.8: too old, kernels need one of CUDA 12.0 or newer", 1),
+        ([HOPPER], (11, 8), "13.0.88", " alone", "CUDA 11.8: too old, kernels need a driver of CUDA 12.0 or newer", 1),
         ([HOPPER], (12, 9), "13.5.37 CL-1", " alone", f"CUDA 12.9: {OLDER.format('13.5.37')}", 1),
         ([], (12, 4), "13.0.88", COMPILES, f"CUDA 12.4: {OLDER.format('13.0.88')}", 1),
         ([], None, "13.0.88", COMPILES, f"there is no Hopper GPU: {NEEDED}", 0),
@@ -236,7 +236,7 @@ def test_doctor_names_settings_and_a_cache_that_cannot_be_written(
     shown = words(run("doctor"))
     assert "DG_JIT_DEBUG=1" in shown
     assert "DG_TUNED_TABLE=/table (ignored)" in str([*map(str, doctor.examine({"DG_TUNED_TABLE": "/table"}))])
-    assert "0 kernels, 0.0 MB; it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can" in shown
+    assert "0 kernels, 0.0 MB; it is not writable: set DG_JIT_CACHE_DIR to a writable directory" in shown
 
 
 def test_doctor_says_of_a_variable_that_does_not_exist_which_one_may_be_meant() -> None:
@@ -251,7 +251,7 @@ def test_doctor_says_of_a_variable_that_does_not_exist_which_one_may_be_meant() 
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [("1", "Python: DG_DISABLE_NATIVE_REPLAY is set"), ("maybe", "not looked at")]
+    ("value", "told"), [("1", "Python: DG_DISABLE_NATIVE_REPLAY is set"), ("maybe", "not examined")]
 )
 def test_doctor_and_result_files_say_which_replay_runs(cache: Path, value: str, told: str) -> None:
     code = "from lab.bench.machine import header; print(header('dense', '')['versions']['replay'])"
@@ -267,7 +267,7 @@ def test_doctor_and_result_files_say_which_replay_runs(cache: Path, value: str, 
 def test_compile_makes_what_a_product_of_this_shape_then_finds(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("compile", "64,2112,7168", "2000x512x7168", "--gpu", "H200")
     assert result.exit_code == 0
-    assert words(result).startswith(f"2 kernels: about 1 s on {os.cpu_count()} processors, less for those in the cache")
+    assert words(result).startswith(f"2 kernels: about 1 s on {os.cpu_count()} processors, less for cached kernels")
     assert "2 of 2 kernels are ready, 2 of them new" in words(result)
     assert " 2/2 " in result.output, "without a terminal, each kernel has a line"
     jit._cache_of.cache_clear()
@@ -331,17 +331,17 @@ def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("compile", "shapes: expected some, --model or --layers, got none"),
+        ("compile", "shapes: expected shapes, --model or --layers, got none"),
         ("compile 64", "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64'"),
         ("compile 64,a,128", "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64,a,128'"),
         ("compile 0,8,128", "m: expected an integer in 1..2147483647, got 0"),
         ("compile 12,128", "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
         ("compile 8,100", "k: expected a multiple of 16, got 100"),
         ("compile 8,128 --gpu B200", "gpu: expected H200, H100, H20 or None, got 'B200'"),
-        ("compile 8,128 --tp 8", "tp: expected --model too, as shapes are those of one rank, got 8 alone"),
-        ("compile --layers --ep 2", "ep: expected --model too, as shapes are those of one rank, got 2 alone"),
-        ("compile 8,128 --form rows", "form: expected --model too, as shapes are those of one rank, got rows alone"),
-        ("compile 8,128 --max-tokens 64", "max-tokens: expected --model too, as shapes are those of one rank, got 64"),
+        ("compile 8,128 --tp 8", "tp: expected --model too, as shapes are of one rank, got only 8"),
+        ("compile --layers --ep 2", "ep: expected --model too, as shapes are of one rank, got only 2"),
+        ("compile 8,128 --form rows", "form: expected --model too, as shapes are of one rank, got only rows"),
+        ("compile 8,128 --max-tokens 64", "max-tokens: expected --model too, as shapes are of one rank, got only 64"),
         ("compile 8,128 --num-groups 2", "num_groups: expected 1 without groups, got 2"),
         ("compile --model deepseek", "kimi-k2"),
         ("explain 0 8 128", "deep_gemm: m: expected"),
@@ -400,7 +400,7 @@ def test_cache_verify_fails_for_what_is_not_sound_and_removes_it_if_told(cache: 
     second.write_bytes(second.read_bytes()[:-1])
     third.write_bytes(first.read_bytes())  # the file is sound, but has another kernel's name
     shown = printed("cache", "verify", code=1)
-    assert f"{second}: not sound; it is compiled anew when it is needed" in shown
+    assert f"{second}: not sound; it is compiled again when needed" in shown
     assert str(third) in shown
     assert shown.endswith(f"1 of 3 kernels in {cache} are sound")
     assert run("cache", "verify", "--remove").exit_code == 0
@@ -467,11 +467,11 @@ def test_a_shipped_cache_serves_where_there_isno_compiler(
         (f"one-{'b' * 64}.kernel", None, "it holds another kernel: one-"),
         (f"two-{'a' * 64}.kernel", None, "it holds another kernel: one-"),
         (f"one-{'a' * 64}.kernel", b"", "it is empty"),
-        (f"one-{'a' * 64}.kernel", b"\x80\x04.", "it is not a kernel's file, or one of another format"),
-        (f"one-{'a' * 64}.kernel", tarfile.SYMTYPE, "it is no regular file"),
-        (f"one-{'a' * 64}.kernel", tarfile.LNKTYPE, "it is no regular file"),
-        (f"one-{'a' * 64}.kernel", tarfile.FIFOTYPE, "it is no regular file"),
-        (f"one-{'a' * 64}.kernel", tarfile.DIRTYPE, "it is no regular file"),
+        (f"one-{'a' * 64}.kernel", b"\x80\x04.", "it is not a kernel's file, or it has another format"),
+        (f"one-{'a' * 64}.kernel", tarfile.SYMTYPE, "it is not a regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.LNKTYPE, "it is not a regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.FIFOTYPE, "it is not a regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.DIRTYPE, "it is not a regular file"),
     ],
 )
 def test_import_refuses_what_is_not_a_kernel_and_writes_nothing_elsewhere(
@@ -500,7 +500,7 @@ def test_import_and_export_say_what_they_cannot_do(cache: Path, tmp_path: Path) 
     assert told == f"deep_gemm: {archive}: No such file or directory"
     archive.write_text("no archive")
     told = printed("cache", "import", str(archive), code=2)
-    assert told.startswith(f"deep_gemm: file: expected a tar, as `cache export` writes it, got {archive}: ")
+    assert told.startswith(f"deep_gemm: file: expected a tar from `cache export`, got {archive}: ")
     told = printed("cache", "export", str(nowhere), code=2)
     assert told == f"deep_gemm: {nowhere}: No such file or directory"
     assert run("cache", "export", str(archive)).exit_code == 1, "there is nothing to export"
@@ -722,7 +722,7 @@ def test_doctor_names_each_variable_that_is_wrong_and_shows_the_rest(process: An
 def test_doctor_shows_the_rest_where_the_directory_of_the_cache_is_wrong(process: Any) -> None:
     done = process("doctor", DG_JIT_CACHE_DIR="~nobody-of-this-name/kernels")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "cache      not looked at\n" in done.stdout
+    assert "cache      not examined\n" in done.stdout
     assert "mend       DG_JIT_CACHE_DIR: expected a path, got '~nobody-of-this-name/kernels', whose home" in done.stdout
 
 

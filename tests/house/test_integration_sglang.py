@@ -338,7 +338,7 @@ def test_which_linear_layers_are_left_to_sglang(hooked: Any, caplog: pytest.LogC
     assert there(**usual | {"weight": w[None]}) == "SGLang's False"
     with caplog.at_level(logging.INFO, plugin.logger.name):
         assert there(**usual, act_scale_ue8m0=True) == "SGLang's True"
-    assert "leaves a linear layer to SGLang: casts activations with scales in FP32" in caplog.text
+    assert "leaves a linear layer to SGLang: activations are cast with FP32 scales here" in caplog.text
 
 
 @pytest.mark.parametrize("shape", [(72, 1), (72,), (1,), ()])
@@ -512,7 +512,7 @@ def test_other_weights_and_tokens_are_left_to_sglang(hooked: Any, caplog: pytest
     assert is_left(changed(fp4, w13_weight=fp4.w13_weight[:, :80]))
     with caplog.at_level(logging.INFO, plugin.logger.name):
         assert is_left(changed(triton, w13_weight=triton.w13_weight[:, :192]))
-    assert "leaves experts to SGLang: the intermediate size 96 is no multiple of 128" in caplog.text
+    assert "leaves experts to SGLang: the intermediate size 96 is not a multiple of 128" in caplog.text
 
 
 def test_its_batch_invariant_mode_is_ours_too_and_layers_stay(hooked: Any) -> None:

@@ -190,7 +190,7 @@ def test_commands_know_the_wheel(installed: Path, tmp_path: Path, monkeypatch: p
     assert f"{installed}: 1 kernels, 0.0 MB" in str(doctor.examine()[5])
     assert "not used" not in str(doctor.examine()[5])
     monkeypatch.setattr(doctor, "compiler_version", lambda: "13.9.1 CL-1")
-    told = f"not used: NVRTC {compiler_version()} made them, and 13.9.1 CL-1 is here"
+    told = f"not used: NVRTC {compiler_version()} made them, but 13.9.1 CL-1 is installed"
     assert told in str(doctor.examine()[5])
 
 
@@ -201,8 +201,8 @@ def test_the_doctor_says_that_a_hopper_runs_the_wheel_without_a_compiler(
     monkeypatch.setattr(doctor, "driver_version", lambda: (13, 0))
     monkeypatch.setattr(doctor, "_gpu", lambda: doctor.Finding("GPU", "NVIDIA H200"))
     so, more = doctor.examine()[8:10]
-    assert so.found == "the kernels that a wheel brought run on this GPU, and the reference on the CPU"
-    assert more.found == "others are compiled at need: no NVRTC here"
+    assert so.found == "the kernels of a wheel run on this GPU, and the reference on the CPU"
+    assert more.found == "other kernels need a compiler: no NVRTC here"
     assert not more.is_wrong
 
 

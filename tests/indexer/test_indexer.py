@@ -130,7 +130,7 @@ def test_options_of_pages_by_position_come_in_the_order_of_any_release(options: 
     assert torch.equal(defined(got, PAGES), defined(expected, PAGES))
     with pytest.raises(NotImplementedError, match="indices: expected None, got Tensor"):
         logits((P.q, None), *rest, P.contexts, *(option for option in options if option is not None))
-    with pytest.raises(ValueError, match="expected clean_logits, logits_dtype, indices behind the first 7, got 70"):
+    with pytest.raises(ValueError, match="expected clean_logits, logits_dtype, indices after the first 7, got 70"):
         logits((P.q, None), *rest, 70)
 
 
@@ -141,7 +141,7 @@ def test_options_by_position_that_have_no_place() -> None:
         logits(*by_position, 9, max_seqlen_k=9)
     with pytest.raises(ValueError, match="clean_logits: given twice in a call of fp8_mqa_logits"):
         logits(*by_position, False, 9, True)
-    with refused("fp8_mqa_logits: expected clean_logits, max_seqlen_k, schedule_meta behind the first 5, got 1.5"):
+    with refused("fp8_mqa_logits: expected clean_logits, max_seqlen_k, schedule_meta after the first 5, got 1.5"):
         logits(*by_position, 1.5)
     with pytest.raises(ValueError, match="clean_logits: expected False, because max_seqlen_k is given, got True"):
         logits(*by_position, 9, True)

@@ -431,7 +431,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"w2_bias": [0.0]}, "TypeError: w2_bias: expected a tensor, got a list of 1"),
     ({"w1_bias": BIAS1.half()}, "w1_bias: expected dtype torch.bfloat16 or torch.float32, got torch.float16"),
     ({"w2_bias": BIAS2.to("meta")}, "w2_bias: expected device cpu, where x is, got meta"),
-    ({"w2_bias": torch.zeros(NUM, 160)[:, :HIDDEN]}, "w2_bias: expected contiguous rows from a multiple of"),
+    ({"w2_bias": torch.zeros(NUM, 160)[:, :HIDDEN]}, "w2_bias: expected contiguous rows aligned to 16 bytes"),
     ({"w1_bias": BIAS1.clone().requires_grad_()}, "w1_bias: expected a tensor without a gradient, got one that"),
     (
         {"w2_bias": ROOM.view(torch.float32)[: NUM * HIDDEN].view(NUM, HIDDEN), "out": ROOM.view(TOKENS, HIDDEN)},

@@ -220,9 +220,9 @@ ALWAYS_LEFT = {
     "derived": "Doubled, derived from torch.nn.Linear, which may compute something else",
     "lazy": "LazyLinear, derived from torch.nn.Linear",
     "pruned": "weight: expected a Parameter, got Tensor",
-    "hooked": "its forward is another, set on the layer itself",
-    "router": "an output or a router by its name, which only a filter takes",
-    "lm_head": "an output or a router by its name, which only a filter takes",
+    "hooked": "its forward is replaced on the layer itself",
+    "router": "an output or a router by its name: only a filter converts it",
+    "lm_head": "an output or a router by its name: only a filter converts it",
     "block.self_attn": "MultiheadAttention, no linear layer",
     "block.self_attn.out_proj": "NonDynamicallyQuantizableLinear",
 }
@@ -303,7 +303,7 @@ def test_mistakes_are_told_and_change_nothing(change: Any) -> None:
     mistakes: list[tuple[tuple[Any, ...], str]] = [
         (("model",), "TypeError: model: expected a torch.nn.Module, got str"),
         ((model, "down"), "TypeError: filter: expected a function of a name and a layer, got str"),
-        ((model, lambda of, _: of == "up" or None), "TypeError: filter: expected True or False of 'down', got None"),
+        ((model, lambda of, _: of == "up" or None), "TypeError: filter: expected True or False for 'down', got None"),
         ((model, lambda *_: False), f"{none}\nin FP8: 0.0% of {of_all:,} parameters\n{listed}"),
         ((torch.nn.ReLU(),), none),
         ((torch.nn.Linear(8, 4),), none),
@@ -678,11 +678,11 @@ def test_all_layers_of_compressed_tensors_are_converted_or_none() -> None:
         return lambda layer: setattr(layer, name, torch.nn.Parameter(x, requires_grad=False))
 
     refused(lambda _: None, "left by the filter", filter=lambda name, _: name == "down")
-    refused(hold("weight_zero_point", torch.zeros(1)), "its forward is another")
-    refused(hold("weight", torch.zeros(INTER, HIDDEN)), "its forward is another")  # happens after the first forward
+    refused(hold("weight_zero_point", torch.zeros(1)), "its forward is replaced")
+    refused(hold("weight", torch.zeros(INTER, HIDDEN)), "its forward is replaced")  # happens after the first forward
     refused(hold("weight_scale", torch.ones(3)), r"weight_scale: expected a scale for each of 272 rows or for all")
     refused(hold("weight_scale", torch.ones(INTER, 9)), "weight_scale: expected shape")
-    refused(lambda layer: setattr(layer, "forward", functools.partial(layer.forward)), "its forward is another")
+    refused(lambda layer: setattr(layer, "forward", functools.partial(layer.forward)), "its forward is replaced")
 
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.o_proj", "re:.*k_proj$"]}

@@ -1,10 +1,10 @@
-// A piece cast to BF16: the numbers themselves, rounded, without scales.
+// A piece cast to BF16: rounded numbers, without scales.
 #pragma once
 #include "cast/values.cuh"
 
 constexpr float kLargestValue = kLargest;  // unused, as there are no scales
 
-// Two numbers in a word.
+// A lane's values, two in a word.
 struct Values {
   uint32_t words[kElements / 2];
 

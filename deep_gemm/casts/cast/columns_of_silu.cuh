@@ -1,8 +1,8 @@
-// Casts for the backward of s = silu(gate) * up, from rows that hold gate and up side by side, from ds (the gradient of
-// s without the row's weight) and from this weight:
+// Casts for the backward pass of s = silu(gate) * up. Inputs are rows of gate and up side by side, ds (the gradient of
+// s without the row's weight), and the row's weight.
 //
-//   the first tiles   the gradient of gate and up, along rows and along columns
-//   the others        s along columns; and sums of s * ds, one for each row and tile: together the weight's gradient
+//   the first tiles   cast the gradient of gate and up, along rows and along columns
+//   the other tiles   cast s along columns, and sum s * ds for each row and tile; these sums are the weight's gradient
 //
 // Numbers are rounded to BF16 before the cast.
 #pragma once
@@ -15,8 +15,8 @@ struct GatesOfRow {
   Piece gate, up, ds;
 };
 
-// Calls `compute(i, row, of_row)` for each of a thread's rows, counted from the group's first. Loads half of them at a
-// time, since registers do not suffice for all. `column`: the tile's first column, counted within gate, up or ds.
+// Calls `compute(i, row, of_row)` for each row of a thread; `row` counts from the group's first. Loads half of the rows
+// at a time, because registers cannot hold all. `column`: the tile's first column within gate, up or ds.
 template <typename Compute>
 DEVICE void for_each_row(const DepthsCastParams& p, const Group& group, const Tile& tile, uint32_t column, Compute compute) {
   constexpr uint32_t kAtOnce = kTeamRows / 2;
@@ -42,7 +42,7 @@ DEVICE void for_each_row(const DepthsCastParams& p, const Group& group, const Ti
 DEVICE void cast_gradient(const DepthsCastParams& p, Storage& shared, const Group& group, uint32_t block) {
   Tile tile = tile_of(group, block * kBlock);
   const uint32_t half = p.k / 2;
-  const bool is_up = tile.column + column_of(tile.lane, 0) >= half;  // all of a lane's columns are
+  const bool is_up = tile.column + column_of(tile.lane, 0) >= half;  // equal for all columns of the lane
   for_each_row(p, group, tile, is_up ? tile.column - half : tile.column, [&](uint32_t i, uint32_t row, const GatesOfRow& of_row) {
     const float weight = weight_of(p, group, row);
     store_elements(tile.pieces[i], [&](uint32_t e) {

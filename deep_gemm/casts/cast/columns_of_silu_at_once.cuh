@@ -1,16 +1,16 @@
-// The same as columns_of_silu.cuh where gate and up are whole blocks of 128 columns. A CTA loads 128 columns of gate,
-// of up and of ds once, and casts three tiles from them: two of the gradient, and one of the activation.
+// The casts of columns_of_silu.cuh, if gate and up each have a multiple of 128 columns. A CTA loads 128 columns of
+// gate, of up and of ds once, and casts three tiles: two of the gradient, and one of the activation.
 //
-// A thread keeps its pieces in shared memory, since registers do not suffice, and overwrites them with numbers to cast.
+// A thread keeps its pieces in shared memory, since registers cannot hold them, and replaces them by numbers to cast.
 #pragma once
 #include "cast/silu_gradient.cuh"
 
 enum : uint32_t { kGate, kUp, kDs, kPieces };
-constexpr uint32_t kRowsAtOnce = 2;  // rows that a thread computes at a time; registers suffice for no more
+constexpr uint32_t kRowsAtOnce = 2;  // rows that a thread computes at a time: registers hold no more
 static_assert(kTeamRows % kRowsAtOnce == 0);
 
 struct Storage {
-  // A thread uses its own pieces only, until it has them all in registers. Then the tile is cast in the same memory.
+  // A thread uses only its own pieces until all of them are in registers. Then the cast of the tile reuses this memory.
   union alignas(16) Slot {
     uint8_t pieces[kTeamRows][kNumThreads][16];
     TileStorage tile;
@@ -67,7 +67,7 @@ DEVICE void compute_pieces(const DepthsCastParams& p, Storage& shared, const Gro
   }
 }
 
-// Reads the numbers to cast of slot `which` back into registers, as a tile.
+// Loads the numbers to cast from slot `which` into registers, as a tile.
 DEVICE Tile& take_tile(Storage& shared, Tile& tile, uint32_t which, uint32_t column) {
 #pragma unroll
   for (uint32_t i = 0; i < kTeamRows; ++i) tile.pieces[i] = load_slot(shared, which, i);

@@ -1,4 +1,4 @@
-// Casts tokens, each in the row of its route, times the weight of the row if kIsWeighted.
+// Casts tokens: a row of a group is the token of its route, times the row's weight if kIsWeighted.
 #pragma once
 
 using Storage = TileStorage;

@@ -4,7 +4,7 @@
 
 constexpr float kLargestValue = kLargest;
 
-// Four values in a word.
+// A lane's values, four in a word.
 struct Values {
   uint32_t words[kElements / 4];
 

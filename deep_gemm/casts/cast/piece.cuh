@@ -1,13 +1,13 @@
-// Casts 128 columns of one row to FP8 by a team, whatever they hold.
+// Casts 128 columns of one row to FP8 by a team, for any numbers.
 #pragma once
 #include "cast/fp8.cuh"
 
 struct CastPiece {
-  Values values;  // of a lane's columns
-  float scale;    // of all 128 columns
+  Values values;  // the values of a lane's columns
+  float scale;    // the scale of all 128 columns
 };
 
-// As in cast_rows, returns false if kIsOrdinary and a block of the warp is not ordinary.
+// Returns false, as in cast_rows, if kIsOrdinary and a block of the warp is not ordinary.
 template <bool kIsOrdinary>
 DEVICE bool cast_piece_as(const Piece& piece, uint32_t lane, CastPiece& cast) {
   uint32_t keys[1] = {key_of<kIsOrdinary>(piece)};

@@ -1,8 +1,8 @@
-// All rows of a matrix. There are as many CTAs as they need.
+// All rows of a matrix. The host launches as many CTAs as the rows need.
 #pragma once
 
 struct Rows {
-  static constexpr bool kIsShared = kFindsAmax;  // whether CTAs share out units that only the GPU can count
+  static constexpr bool kIsShared = kFindsAmax;  // whether each CTA casts several units
   uint32_t m, num_units;
 
   DEVICE explicit Rows(const CastParams& p) : m(p.m), num_units(ceil_div(p.m, kRows)) {}

@@ -1,4 +1,4 @@
-// Rows of groups whose sizes only the GPU knows. CTAs count the units of these rows and share them out.
+// Rows of groups whose sizes only the GPU knows. Each CTA counts the units of all groups, and CTAs split the units.
 #pragma once
 #include "lanes.cuh"
 
@@ -14,8 +14,8 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "CastConfig.shared_bytes an
 
 constexpr bool kScalesOfGroups = !kGroupsEnd;
 
-// If kGroupsEnd, `sizes` are ends, and a group begins where the one before ended, aligned. Else `sizes` are counts, x
-// is [groups, m / num_groups, ...], and a group has the first `count` of its rows.
+// If kGroupsEnd, `sizes` are ends, and a group begins at the aligned end of the previous group. Else `sizes` are
+// counts, x is [groups, m / num_groups, ...], and the first `count` rows of a group are cast.
 DEVICE Unit rows_of_group(const CastParams& p, uint32_t group) {
   if constexpr (kGroupsEnd) {
     const int32_t last = ptx::ld_global_i32(p.sizes + group);
@@ -72,7 +72,7 @@ struct Rows {
 
   DEVICE Unit unit(uint32_t i) const {
     if (i >= num_units) return {0, 0, 0};
-    uint32_t group = 0, above = num_groups;  // the last group that begins with unit i or before, below `above`
+    uint32_t group = 0, above = num_groups;  // finds the last group that begins at unit i or earlier
     while (above - group > 1) {
       const uint32_t middle = (group + above) / 2;
       if (ptx::ld_shared_b32(&shared.first_unit[middle]) <= i)

@@ -1,5 +1,5 @@
-// From rows of gate and up side by side: their gradient, and s = silu(gate) * up times the row's weight, in BF16 and
-// along rows only, for products of BF16. And sums of s * ds for each row and tile: together the weight's gradient.
+// Computes along rows, for products of BF16, the gradient of gate and up, and s = silu(gate) * up times the row's
+// weight. Both are BF16. It also sums s * ds for each row and tile; these sums are the weight's gradient.
 #pragma once
 #include "cast/silu_gradient.cuh"
 

@@ -1,4 +1,4 @@
-// The rows of a matrix up to where the last of its groups ends, which only the GPU knows. CTAs share out their units.
+// The rows of a matrix up to the end of its last group, which only the GPU knows. CTAs split the units of these rows.
 #pragma once
 
 struct Rows {

@@ -1,4 +1,4 @@
-// Scales in FP32, as far apart as strides say.
+// Scales in FP32, with any strides.
 #pragma once
 
 DEVICE void store_scale(const CastParams& p, uint32_t row, uint32_t group, uint32_t block, float scale) {

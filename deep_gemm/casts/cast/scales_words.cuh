@@ -1,4 +1,4 @@
-// Scales that are powers of two, as UE8M0: the exponent alone, a byte. Four lie in a word, the first in its lowest byte.
+// Scales that are powers of two, as UE8M0: only the exponent, a byte. A word has four, the first in its lowest byte.
 #pragma once
 
 constexpr uint32_t kScalesOfWord = 4;

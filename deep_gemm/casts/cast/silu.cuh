@@ -1,5 +1,5 @@
-// silu(gate), rounded to FP32 once more than its sigmoid. Two instructions give sigmoid(gate) within 2^-20 of it for gates from
-// -10 on; below 2^-126 it is zero. `alpha` makes the sigmoid steeper.
+// silu(gate), as an FP32 product of gate and its sigmoid. Two instructions compute sigmoid(gate), within 2^-20 of it
+// for gates from -10 on. A sigmoid below 2^-126 becomes zero. `alpha` steepens the sigmoid.
 #pragma once
 #include "ptx/memory.cuh"
 
@@ -8,9 +8,9 @@ constexpr float kLog2OfE = 1.44269504f;
 DEVICE float sigmoid(float gate, float alpha) { return ptx::rcp_approx(1.f + ptx::ex2_approx(gate * (-kLog2OfE * alpha))); }
 DEVICE float silu(float gate, float alpha = 1.f) { return ptx::mul_rn(gate, sigmoid(gate, alpha)); }
 
-// The bounds of SiTU: bound * tanh(x / bound).
+// tanh for SiTU, which bounds a number by bound * tanh(x / bound).
 //
-// The relative error is at most 2^-19. Near zero 1 - fraction would cancel, so the series' first terms serve.
+// The relative error is at most 2^-19. Near zero, 1 - fraction would cancel, so the code adds terms of the series.
 DEVICE float tanh_of(float x) {
   constexpr float kTwoLog2OfE = 2.88539008f;
   const float square = x * x, magnitude = ptx::abs_f32(x);
@@ -22,7 +22,7 @@ DEVICE float tanh_of(float x) {
 
 DEVICE float bounded(float x, float bound, float reciprocal) { return ptx::mul_rn(bound, tanh_of(x * reciprocal)); }
 
-// silu(gate) * up, without a weight and without parameters of the model.
+// silu(gate) * up, without a weight and without parameters.
 struct Plain {
   DEVICE explicit Plain(const auto&) {}
   DEVICE float operator()(float gate, float up, float) const { return ptx::mul_rn(silu(gate), up); }

@@ -1,5 +1,5 @@
-// s = silu(gate) * up, with gate and up cut at a limit, and its derivatives by gate and by up. Each product is rounded
-// to FP32, in the order written here.
+// s = silu(gate) * up, with gate and up clamped by a limit, and the derivatives of s by gate and by up. Each product is
+// rounded to FP32, in the order of this code.
 #pragma once
 #include "cast/silu.cuh"
 #include "cast/values.cuh"
@@ -15,7 +15,7 @@ DEVICE Silu silu_of(float gate, float up, float limit) {
   return {ptx::mul_rn(silu, cut_up), gate > limit ? 0.f : slope, ptx::abs_f32(up) > limit ? 0.f : silu};
 }
 
-// Replaces gate and up by their gradients, and ds by s, times the row's weight if kWeighted. Returns the sum of s * ds
+// Replaces gate and up by their gradients, and ds by s (times the row's weight if kWeighted). Returns the sum of s * ds
 // over the lane's elements.
 template <bool kWeighted>
 DEVICE float compute_row(float limit, float weight, Piece& gate, Piece& up, Piece& ds) {

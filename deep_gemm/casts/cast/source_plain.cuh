@@ -1,4 +1,4 @@
-// Casts x as it is.
+// Casts x itself, without an activation.
 #pragma once
 
 using Loaded = Piece;

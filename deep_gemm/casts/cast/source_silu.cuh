@@ -1,6 +1,6 @@
-// Casts a gated activation, times the row's weight: gate is the first half of a row of x, up the second.
+// Casts a gated activation, times the row's weight. The first half of a row of x is gate, the second half is up.
 //
-// Each product is rounded to FP32, in the order written here.
+// Each product is rounded to FP32, in the order of this code.
 #pragma once
 #include "cast/silu.cuh"
 

@@ -1,7 +1,7 @@
-// A team casts one block of kRows rows, a unit, at a time. Each block has a scale of its own, or none.
+// A team casts one unit at a time: one block of columns of kRows rows. Each row of a block has a scale, or none has.
 #pragma once
 
-// Casts the unit and returns true; or returns false, and writes nothing, if kIsOrdinary and a block is not ordinary.
+// Casts the unit and returns true. If kIsOrdinary and a block is not ordinary, writes nothing and returns false.
 template <bool kIsOrdinary>
 DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
                       const Held (&held)[kRows]) {

@@ -1,18 +1,18 @@
-// A team takes a whole row at a time. It casts it under the row's own scale or a given one (kIsGiven), or only finds
-// the largest magnitude of its rows (kFindsAmax). Lanes keep kPieces pieces; the rest of a row is loaded for each use.
+// A team handles a whole row at a time. It casts the row with the row's own scale or a given scale (kIsGiven), or only
+// finds the largest magnitude of its rows (kFindsAmax). A lane keeps kPieces pieces, and loads the rest at each use.
 #pragma once
 
-// x / scale for any x and scale. A quotient beyond FP8 is then stored as its largest number; an infinity gives NaN.
+// x / scale for any x and scale. Too large quotients are later stored as FP8's largest value. Infinity becomes NaN.
 DEVICE float quotient_by_given(float x, Divisor d) {
   if (!is_ordinary(d) || d.scale > 0x1p90f)
     return ptx::abs_f32(x) < ptx::float_of(kInfinity) ? x / d.scale : ptx::float_of(kNan);
-  // As quotient_of, with a guess that is cut off so that the step gives no infinity. Infinity times zero is NaN.
+  // Like quotient_of, but `guess` is clamped, so that the step cannot overflow. Infinity times zero adds a NaN.
   const float guess = ptx::min_magnitude(x * -d.reciprocal, 0x1p12f);
   const float excess = ptx::fma_rn(x, 0.f, ptx::fma_rn(guess, d.scale, -x));
   return ptx::fma_rn(excess, d.reciprocal, guess);
 }
 
-// Gives all lanes of a team its largest key. Warps exchange keys through the last words of shared memory.
+// Returns the team's largest key to all its lanes. Warps exchange keys through the last words of shared memory.
 DEVICE uint32_t largest_of_row(uint32_t (&keys)[1], uint32_t lane) {
   uint32_t key = largest_of_team(keys, lane);
   if constexpr (kLanes > 32) {
@@ -21,13 +21,13 @@ DEVICE uint32_t largest_of_row(uint32_t (&keys)[1], uint32_t lane) {
     ptx::syncthreads();
 #pragma unroll
     for (uint32_t warp = 0; warp < kLanes / 32; ++warp) key = larger_key(key, ptx::ld_shared_b32(of_warps + warp));
-    ptx::syncthreads();  // before the keys of another row
+    ptx::syncthreads();  // the keys have been read: the next row's may overwrite them
   }
   return key;
 }
 
 struct Team {
-  float number;  // the given scale, or the largest magnitude of the rows before
+  float number;  // the given scale, or the largest magnitude of the team's earlier rows
 
   DEVICE explicit Team(const CastParams& p) : number(kIsGiven ? ptx::ld_global_f32(p.scales) : 0.f) {}
 

@@ -1,62 +1,62 @@
-// Casts a 128x128 tile to FP8 where scales or transposed values need the whole tile at once. Each thread of a CTA holds
+// Casts a 128x128 tile to FP8, if scales or transposed values need the whole tile at once. Each thread of a CTA holds
 // some of the tile's elements.
 //
 //   kCastsRows      values [m, k], a scale for each row and 128 columns
-//   kCastsColumns   the transposed values [k, m], a scale for each column and 128 rows; kCastsRows may be set too
+//   kCastsColumns   transposed values [k, m], a scale for each column and 128 rows; kCastsRows may be set too
 //   kCastsChannels  values [m, k], a scale for each column and 128 rows
-//   kCastsBlocks    values [m, k], a scale for each 128x128 block; with kCastsColumns the transposed values, and also
-//                   values [m, k] if `values` is given
+//   kCastsBlocks    values [m, k], a scale for each 128x128 block; with kCastsColumns, transposed values, and values
+//                   [m, k] only if `values` is not null
 //
 // Except for rows, kScaleBlock may be 32 or 64 instead of 128. Then a tile has several scales for a column, or blocks.
 //
-// A team of lanes holds kTeamRows successive rows, so a thread has kTeamRows bytes of each of its columns, adjacent
-// in the transposed output. They pass through shared memory, which gathers 128 bytes of a column for the store.
+// A team of lanes holds kTeamRows successive rows. So a thread has kTeamRows bytes of each of its columns, which are
+// adjacent in the transposed output. Shared memory collects 128 bytes of a column for the store.
 #pragma once
 #include "cast/fp8.cuh"
 
-// Where a tile goes, and with cast_tiles where it comes from.
+// The outputs of a tile, and for cast_tiles also the input.
 struct TileCastParams {
   const uint8_t* x;
   uint8_t *values, *columns;
   uint8_t *scales, *column_scales;
-  const float* column_amaxes;  // [k]: in each tile a column's amax counts as at least this; or nullptr
-  // Pitches in bytes: row to row of x, of values and of columns, whose rows are columns of x; scales by row or column, by
-  // block of 128. 32 bits, so that an address is one instruction.
+  const float* column_amaxes;  // [k]: each tile raises a column's amax to at least this; or nullptr
+  // Pitches in bytes: from row to row of x, of values and of columns (a row of columns is a column of x); of scales by
+  // row or column, and by block of 128. They have 32 bits, so that an address needs one instruction.
   uint32_t x_pitch, values_pitch, columns_pitch;
   uint32_t scales_stride_m, scales_stride_k, column_scales_stride_m, column_scales_stride_k;
   uint32_t m, k;
   uint32_t block_reciprocal;  // of ceil(k / 128): see BlockOfRows
-  float min_amax;       // the largest magnitude under a scale counts as at least this
+  float min_amax;       // the largest magnitude under a scale is raised to at least this
   uint32_t rounds_up;  // scales are powers of two
 };
 
 constexpr bool kCastsColumns = kColumnBytes != 0;
 constexpr bool kTurnsBlocks = kCastsBlocks && kCastsColumns;
-constexpr bool kNeedsColumns = (kCastsColumns && !kCastsBlocks) || kCastsChannels;  // scales of columns
+constexpr bool kNeedsColumns = (kCastsColumns && !kCastsBlocks) || kCastsChannels;  // whether columns have scales
 constexpr uint32_t kTeamRows = kBlock / kTeams;
 constexpr uint32_t kNumWarps = kNumThreads / 32;
 constexpr uint32_t kParts = kBlock / kScaleBlock;  // parts of a tile's rows, or columns, with separate scales
 constexpr uint32_t kColumnScales = ceil_div(kBlock * kParts, kNumThreads);  // column scales that a thread computes
 constexpr uint32_t kWarpsOfPart = kNumWarps / kParts;
-// Blocks that a lane's elements belong to, and lanes of a team that hold elements of one block.
+// The number of blocks in which a lane has elements, and of a team's lanes with elements in one block.
 constexpr uint32_t kBlocksOfLane = kVector == 1 ? kParts : 1;
 constexpr uint32_t kLanesOfBlock = kVector == 1 ? kLanes : kScaleBlock / kVector;
 static_assert(kTeamRows == 8 || kTeamRows == 16, "a thread's bytes of a column are one or two chunks of 8");
 static_assert(kNumThreads == 2 * kBlock, "half of the threads take a column each, the other half a row");
 
 struct TileStorage {
-  // Bytes of columns, in chunks of kTeamRows. Chunks are swizzled so that a warp's accesses meet different banks.
+  // Bytes of columns, in pieces of kTeamRows. Pieces are swizzled, so that a warp accesses different banks.
   alignas(16) uint8_t columns[kCastsColumns ? kBlock : 1][kBlock];
   uint32_t column_keys[kNeedsColumns ? kTeams : 1][kWords * kLanes];
   Divisor of_rows[kBlock];
-  // Divisors that a team reads at once lie beside each other.
+  // Divisors that a team reads at once are adjacent.
   Divisor of_columns[kNeedsColumns ? kParts : 1][kElements][kLanes];
   uint32_t warp_keys[kNumWarps][kParts];
 };
 
-// The tile of a CTA, and the pieces of it that a thread holds.
+// The tile of a CTA, with a thread's pieces of it.
 struct Tile {
-  uint32_t row, column;  // the first
+  uint32_t row, column;  // the first row and column
   uint32_t team, lane;
   Piece pieces[kTeamRows];
 
@@ -65,7 +65,7 @@ struct Tile {
   }
 
   DEVICE uint32_t row_of(uint32_t i) const { return team * kTeamRows + i; }  // counted from the tile's first
-  // The part of the tile's rows that contains the team's rows.
+  // The index of the part of the tile's rows that contains the team's rows.
   DEVICE uint32_t part() const { return kParts == 1 ? 0 : team * kTeamRows / kScaleBlock; }
 };
 
@@ -80,7 +80,7 @@ DEVICE uint32_t place_of_key(uint32_t lane, uint32_t word) {
   return kVector == 1 ? word * kLanes + lane : lane * kWords + word;
 }
 
-// Stores the largest key of each column among a team's rows.
+// Stores each column's largest key in a team's rows.
 template <bool kIsOrdinary>
 DEVICE void store_column_keys(TileStorage& shared, const Tile& tile) {
   uint32_t keys[kWords];
@@ -96,15 +96,15 @@ DEVICE void store_column_keys(TileStorage& shared, const Tile& tile) {
     ptx::st_shared_v4_b32(&shared.column_keys[tile.team][place_of_key(tile.lane, 0)], keys[0], keys[1], keys[2], keys[3]);
 }
 
-// One of a tile's scales of columns. The scales of one column have successive indices, so that a warp's stores fill
-// whole sectors in either layout of scales.
+// A scale of a column of a tile. The scales of one column have successive indices, so that a warp's stores fill whole
+// sectors in either layout of scales.
 struct ColumnScale {
   uint32_t index, column, part;
   DEVICE explicit ColumnScale(uint32_t i) : index(i), column(i / kParts), part(i % kParts) {}
   DEVICE bool is_there() const { return index < kBlock * kParts; }
 };
 
-// The largest magnitude of a column in a part, from the keys of the part's teams.
+// The largest magnitude of a column in a part of the rows, from the keys of the part's teams.
 DEVICE float amax_of_column(const TileStorage& shared, uint32_t column, uint32_t part) {
   const uint32_t element = index_of(column), place = place_of_key(lane_of(column), element / kElementsOfWord);
   uint32_t key = 0;
@@ -132,7 +132,7 @@ DEVICE void store_column_scale(const TileCastParams& p, const Tile& tile, uint32
   if (at.is_there() && column < p.k && (kParts == 1 || part * kScaleBlock < p.m)) ptx::st_global_f32(to, scale);
 }
 
-// Each lane computes the scale of one of its team's rows. Returns whether this scale is ordinary.
+// Computes and stores divisors of rows, each lane for one row of its team. Tells whether this divisor is ordinary.
 template <bool kIsOrdinary>
 DEVICE bool store_row_divisors(TileStorage& shared, const TileCastParams& p, const Tile& tile) {
   uint32_t keys[kTeamRows];
@@ -144,7 +144,7 @@ DEVICE bool store_row_divisors(TileStorage& shared, const TileCastParams& p, con
   return is_ordinary(divisor);
 }
 
-// The key of a lane's elements in number `i` of its kBlocksOfLane blocks.
+// The key of a lane's elements in block `i` of its kBlocksOfLane blocks.
 template <bool kIsOrdinary>
 DEVICE uint32_t key_of_block(const Piece& piece, uint32_t i) {
   if constexpr (kBlocksOfLane == 1) return key_of<kIsOrdinary>(piece);
@@ -158,12 +158,12 @@ DEVICE uint32_t key_of_block(const Piece& piece, uint32_t i) {
   return key;
 }
 
-// The index in the tile, counted from its first column, of number `i` of a lane's blocks.
+// The index of a lane's block `i` among the tile's blocks of columns.
 DEVICE uint32_t block_of(const Tile& tile, uint32_t i) {
   return kBlocksOfLane == kParts ? i : tile.lane / kLanesOfBlock;
 }
 
-// Whether this lane stores for all lanes of its warp with elements of its blocks. A warp's rows belong to one part.
+// Tells whether this lane stores for all lanes of its warp with the same blocks. A warp's rows are in one part.
 DEVICE bool is_first_of_block() {
   return kBlocksOfLane * kLanesOfBlock < kLanes ? ptx::lane_index() % kLanesOfBlock == 0 && ptx::lane_index() < kLanes
                                                 : ptx::lane_index() == 0;
@@ -186,7 +186,7 @@ DEVICE void store_warp_keys(TileStorage& shared, const Tile& tile) {
   }
 }
 
-// The largest magnitude in number `i` of a lane's blocks, over all rows of the thread's part.
+// The largest magnitude of a lane's block `i`, over all rows of the thread's part.
 DEVICE float amax_of_block(const TileStorage& shared, const Tile& tile, uint32_t i) {
   uint32_t key = 0;
 #pragma unroll
@@ -214,7 +214,7 @@ DEVICE void store_block_scales(const TileCastParams& p, const Tile& tile, const 
 
 // ---- Values
 
-// Stores values as x lies. `divisor(i, element)` gives the divisor of an element in the thread's row `i`.
+// Stores values [m, k]. `divisor(i, element)` returns the divisor of an element in the thread's row `i`.
 template <bool kIsOrdinary, typename DivisorOf>
 DEVICE void store_tile(const TileCastParams& p, const Tile& tile, DivisorOf divisor) {
 #pragma unroll
@@ -228,10 +228,10 @@ DEVICE void store_tile(const TileCastParams& p, const Tile& tile, DivisorOf divi
   }
 }
 
-// A team's bytes of a column are in chunk `team ^ swizzle`: another for each lane, whose columns are kVector apart.
+// A team's bytes of a column are in piece `team ^ swizzle`, which differs between lanes (columns kVector apart).
 DEVICE uint32_t swizzle_of(uint32_t column) { return column / kVector % kTeams; }
 
-// Stores columns in shared memory. `divisor_of_element(e)` gives the divisor of a thread's elements `e`, one column.
+// Stores columns in shared memory. `divisor_of_element(e)` returns the divisor of a thread's elements `e` (a column).
 template <bool kIsOrdinary, typename DivisorOf>
 DEVICE void transpose(TileStorage& shared, const Tile& tile, DivisorOf divisor_of_element) {
 #pragma unroll
@@ -254,7 +254,7 @@ DEVICE void transpose(TileStorage& shared, const Tile& tile, DivisorOf divisor_o
   }
 }
 
-// Loads 16 bytes of a column, from row 16 * i of the tile on. Chunks of 8 lie in pairs, swapped if the swizzle is odd.
+// Loads 16 bytes of a column, from row 16 * i of the tile on. If the swizzle is odd, two pieces of 8 bytes are swapped.
 DEVICE ptx::Uint4 load_16_of_column(const TileStorage& shared, uint32_t column, uint32_t i) {
   const uint32_t swizzle = swizzle_of(column);
   if constexpr (kTeamRows == 16) return ptx::ld_shared_v4_b32(&shared.columns[column][(i ^ swizzle) * 16]);
@@ -283,11 +283,11 @@ DEVICE void store_columns(const TileStorage& shared, const TileCastParams& p, co
   }
 }
 
-// Casts the tile and returns true; or returns false, and writes no output, if kIsOrdinary and the tile is not ordinary.
+// Casts the tile and returns true. If kIsOrdinary and the tile is not ordinary, writes no output and returns false.
 template <bool kIsOrdinary, bool kRowsToo>
 DEVICE bool cast_tile(TileStorage& shared, const TileCastParams& p, const Tile& tile) {
   const uint32_t thread = ptx::thread_index(), block_m = tile.row / kBlock, block_k = tile.column / kBlock;
-  bool all_ordinary = true;  // this thread's scales
+  bool all_ordinary = true;  // whether this thread's scales are ordinary
   if constexpr (kNeedsColumns) store_column_keys<kIsOrdinary>(shared, tile);
   if constexpr (kRowsToo) all_ordinary = store_row_divisors<kIsOrdinary>(shared, p, tile);
   if constexpr (kCastsBlocks) store_warp_keys<kIsOrdinary>(shared, tile);
@@ -346,7 +346,7 @@ DEVICE bool cast_tile(TileStorage& shared, const TileCastParams& p, const Tile& 
   return true;
 }
 
-// Casts a tile, whatever it holds. Without kRowsToo its rows are not cast, even if kCastsRows is set.
+// Casts a tile of any numbers. Without kRowsToo, rows are not cast, even if kCastsRows is set.
 template <bool kRowsToo = kCastsRows>
 DEVICE void cast_any_tile(TileStorage& shared, const TileCastParams& p, const Tile& tile) {
   if (__builtin_expect(!cast_tile<true, kRowsToo>(shared, p, tile), 0)) {

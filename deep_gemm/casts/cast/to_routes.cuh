@@ -1,8 +1,8 @@
-// Each row's values and scales go to the rows of its routes: a token is read and cast once, however many experts it has.
+// Stores each row's values and scales to the rows of its routes: a token is read and cast once for all its experts.
 #pragma once
 
 struct Targets {
-  int32_t routes[kRows];  // of lane j of a warp: where route j of each row goes
+  int32_t routes[kRows];  // in lane j of a warp: the target row of route j, for each row
 
   DEVICE Targets(const CastParams& p, const Unit& unit, uint32_t lane) {
 #pragma unroll
@@ -14,7 +14,7 @@ struct Targets {
     return row < unit.end && j < p.topk ? ptx::ld_global_i32(p.row_of + uint64_t{row} * p.topk + j) : -1;
   }
 
-  // The first routes are at hand; others, where a row has more of them than a team has lanes, are loaded.
+  // The first routes are in registers. If a row has more routes than a team has lanes, the rest are loaded.
   DEVICE int32_t route(const CastParams& p, const Unit& unit, uint32_t i, uint32_t first, uint32_t lane) const {
     return first == 0 ? routes[i] : route_of(p, unit, i, first + lane % kLanesOfWarp);
   }
@@ -29,7 +29,7 @@ struct Targets {
 #pragma unroll 1
       for (uint32_t four = 0; four < count; four += 4) {
 #pragma unroll
-        for (uint32_t j = four; j < four + 4; ++j) {  // lanes behind the last route have none
+        for (uint32_t j = four; j < four + 4; ++j) {  // lanes behind the last route hold -1
           const int32_t to = ptx::shfl_sync(static_cast<uint32_t>(of_lane), first_of_team + j);
           if (to >= 0) store_values(p.values + static_cast<uint64_t>(to) * p.values_pitch, block * kBlock, p.k, lane, values);
         }

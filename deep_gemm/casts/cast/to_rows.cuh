@@ -1,4 +1,4 @@
-// Each row's values and scales go to one row.
+// Stores each row's values and scales to the same row of the outputs.
 #pragma once
 
 struct Targets {

@@ -1,4 +1,4 @@
-// Shared by the kernels that cast: the elements that a lane holds, largest magnitudes, and scales in memory.
+// Common code of the kernels that cast: a lane's elements, largest magnitudes, and scales in memory.
 #pragma once
 #include "cast/division.cuh"
 #include "config.cuh"
@@ -8,21 +8,21 @@
 
 // ---- Elements
 //
-// A team of lanes takes kBlock columns of a row, which share a scale. A lane holds 16 adjacent bytes of them or, if
-// rows are not aligned (kVector == 1), four elements, kLanes columns apart. A word has two elements of 16 bits.
+// A team of lanes casts kBlock columns of a row, which share a scale. A lane holds 16 adjacent bytes of them. If rows
+// are not aligned (kVector == 1), it holds four elements, kLanes columns apart. A word has two elements of 16 bits.
 
 constexpr uint32_t kLanes = kBlock / (kVector == 1 ? 4 : kVector);
 constexpr uint32_t kTeams = kNumThreads / kLanes;
-constexpr uint32_t kLanesOfWarp = kLanes < 32 ? kLanes : 32;  // of a team
+constexpr uint32_t kLanesOfWarp = kLanes < 32 ? kLanes : 32;  // lanes of a team in one warp
 constexpr uint32_t kElements = kBlock / kLanes;
 constexpr uint32_t kElementsOfWord = 4 / kInputBytes;
 constexpr uint32_t kWords = kElements / kElementsOfWord;
 
-// The row and the place in its row of block number `i`, if each row has `blocks` blocks.
+// The row of block `i`, and the block's index in this row, if each row has `blocks` blocks.
 struct BlockOfRows {
   uint32_t row, block;
 
-  // `reciprocal` is 2^32 / blocks, rounded down, or 2^32 - 1 if blocks is 1. So the quotient is at most one too small.
+  // `reciprocal` is 2^32 / blocks, rounded down, or 2^32 - 1 if blocks is 1. So the quotient is too small by at most 1.
   DEVICE BlockOfRows(uint32_t i, uint32_t blocks, uint32_t reciprocal)
       : row(static_cast<uint64_t>(i) * reciprocal >> 32), block(i - row * blocks) {
     if (block >= blocks) ++row, block -= blocks;
@@ -39,7 +39,7 @@ struct Computed {
 };
 constexpr bool kCastsFp32 = kInputIsFp32 || kActivates;
 
-// The column of a lane's element, counted from the first of the 128.
+// The column of a lane's element, counted from the team's first column.
 DEVICE uint32_t column_of(uint32_t lane, uint32_t element) {
   return kVector == 1 ? element * kLanes + lane : lane * kVector + element;
 }
@@ -58,7 +58,7 @@ DEVICE float element_of(const Piece& piece, uint32_t element) {
 
 DEVICE float element_of(const Computed& computed, uint32_t element) { return ptx::float_of(computed.words[element]); }
 
-// Loads a lane's elements. Columns from `end` on are zeros, as is a missing row. `row` is the address of its column 0.
+// Loads a lane's elements. Columns from `end` on are zeros, and so is a missing row. `row` is the address of column 0.
 DEVICE Piece load_piece(const uint8_t* row, bool is_there, uint32_t first_column, uint32_t end, uint32_t lane) {
   Piece piece = {};
   if constexpr (kVector == 1) {
@@ -82,7 +82,7 @@ DEVICE Piece load_piece(const uint8_t* row, bool is_there, uint32_t first_column
   return piece;
 }
 
-// Stores a lane's values in the columns of its piece that lie before `end`. `row` is the address of the first column's.
+// Stores a lane's values in the columns of its piece below `end`. `row` is the address of column 0.
 template <typename Values>
 DEVICE void store_values(uint8_t* row, uint32_t first_column, uint32_t end, uint32_t lane, const Values& values) {
   if constexpr (kVector == 1) {
@@ -97,29 +97,29 @@ DEVICE void store_values(uint8_t* row, uint32_t first_column, uint32_t end, uint
   }
 }
 
-// ---- Ordinary and any
+// ---- Ordinary blocks
 //
 // Nearly all blocks are ordinary: they have no infinities, and their numbers are not extremely small. The fast cast
-// (kIsOrdinary) notices a block that is not ordinary; then the same values are cast again in the general way.
+// (kIsOrdinary) detects a block that is not ordinary. Then the general cast converts the same numbers again.
 
 // ---- Largest magnitudes
-//
+
 constexpr uint32_t kInfinity = 0x7f800000, kNan = 0x7fc00000;  // of FP32
 
-// A key holds a word's magnitudes. The larger of two keys ignores a NaN, or is the NaN if kMarksBlocks. Without
-// kIsOrdinary, NaN and infinities count as zeros.
+// A key holds a word's magnitudes. `larger_key` ignores a NaN, or returns the NaN if kMarksBlocks. Without kIsOrdinary,
+// NaN and infinities count as zeros.
 
 template <bool kIsOrdinary>
 DEVICE uint32_t key_of(uint32_t word) {
   const uint32_t key = kCastsFp32 ? ptx::bits_of(ptx::abs_f32(ptx::float_of(word))) : word & 0x7fff7fff;
   if constexpr (kIsOrdinary) return key;
   if constexpr (kCastsFp32) return key >= kInfinity ? 0 : key;
-  // The sum carries into the sign bit only for infinities and NaN. No carry reaches the other half of the word.
+  // The sum carries into the sign bit only for an infinity or a NaN. No carry reaches the word's other half.
   const uint32_t is_not_finite = (key + (kInputIsFp16 ? 0x04000400 : 0x00800080)) >> 15 & 0x00010001;
   return key & ~(is_not_finite * 0xffff);
 }
 
-// In a word of two magnitudes, each half gets the larger one.
+// Returns the larger magnitude, in each half of a word with two magnitudes.
 DEVICE uint32_t larger_key(uint32_t a, uint32_t b) {
   if constexpr (kMarksBlocks && kCastsFp32)
     return ptx::bits_of(ptx::max_nan_f32(ptx::float_of(a), ptx::float_of(b)));
@@ -142,8 +142,8 @@ DEVICE uint32_t key_of(const Held& held) {
 DEVICE ptx::Float2 amaxes_of(uint32_t key) { return kCastsFp32 ? ptx::Float2{ptx::float_of(key), 0.f} : unpack(key); }
 DEVICE float amax_of(uint32_t key) { return amaxes_of(kCastsFp32 ? key : larger_key(key, key >> 16)).x; }
 
-// Each lane has kCount keys; lane i gets the largest keys[i % kCount] of its team, or of its warp if a team has
-// several. In each step a lane hands half of its keys to another lane, until it has one key left.
+// Each lane has kCount keys. Lane i returns the largest keys[i % kCount] in its team, or in its warp if a team has
+// several warps. In each step, a lane passes half of its keys to another lane, until one key is left.
 template <uint32_t kCount>
 DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
   static_assert((kCount & (kCount - 1)) == 0 && kCount <= kLanes, "a lane for each key");
@@ -154,7 +154,7 @@ DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
       const bool is_odd = (lane & distance) != 0;
 #pragma unroll
       for (uint32_t i = 0; i < kCount / 2 / distance; ++i) {
-        // Selects values, not indices: an index that differs between lanes costs a comparison for each key.
+        // Select values, not indices: an index that differs between lanes needs a comparison for each key.
         const uint32_t even = keys[2 * i], odd = keys[2 * i + 1];
         keys[i] = larger_key(is_odd ? odd : even, ptx::shfl_sync(is_odd ? even : odd, other));
       }

@@ -1,7 +1,7 @@
 """Checks of a product's arguments, one at a time: types, shapes, layouts, addresses, overlaps.
 
-Sizes get their names as shapes are read: after `a: expected shape (m, k)`, m and k stand for those numbers.
-Messages are built only when they are raised, because checking a correct call must take microseconds.
+The first tensor with an axis sets the axis's size: once `a` has passed as (m, k), other tensors must have the same m
+and k. A message is built only when it is raised, because the checks of a correct call must take only microseconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ tensor = dense
 
 
 def bind(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> None:
-    """Give a tensor's sizes the names of its axes. A name that already has a size must agree."""
+    """Store a tensor's sizes under the names of its axes. If a name already has a size, the two must be equal."""
     before, shape = sizes.copy(), x.shape
     if len(axes) == len(shape) and tuple(map(sizes.setdefault, axes, shape)) == shape:
         return
@@ -52,7 +52,7 @@ def has_type(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
 
 
 def shaped(name: str, x: object, dtypes: tuple[torch.dtype, ...], axes: Axes, sizes: Sizes) -> Tensor:
-    """Check that `x` is a tensor of one of these types, give its sizes the names of its axes, and return it."""
+    """Check that `x` is a tensor of one of these types, `bind` its axes, and return it."""
     x = tensor(name, x)
     has_type(name, x, dtypes)
     bind(name, x, axes, sizes)
@@ -85,9 +85,9 @@ def pair(name: str, operand: Operand) -> Operand:
 
 
 def no_gradient(name: str, x: object) -> None:
-    """Refuse, in grad mode, a tensor computed from one that requires a gradient: the gradient would be lost here.
+    """Refuse, in grad mode, a tensor that was computed from a tensor with a gradient, which would be lost here.
 
-    Callers that compute under torch.no_grad() call this before.
+    Callers that compute under torch.no_grad() call this function first.
     """
     if torch.is_grad_enabled() and isinstance(x, Tensor) and _carries_gradient(x):
         refuse_gradient(name)
@@ -106,29 +106,29 @@ def without_gradients(given: Mapping[str, Tensor]) -> None:
 
 
 def wants_gradient(*given: object) -> bool:
-    """Tell whether one of these requires a gradient, in grad mode."""
+    """Tell whether grad mode is on and one of these tensors requires a gradient."""
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
 
 
 def cuts_gradient(operands: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """Tell whether a product would cut a gradient's way. `operands` are values and scales; `others` include C and D."""
+    """Tell whether a product would lose a gradient. `operands`: values and scales. `others` include C and D."""
     return torch.is_grad_enabled() and (any(map(_carries_gradient, operands)) or any(x.requires_grad for x in others))
 
 
 def _carries_gradient(x: Tensor) -> bool:
     """Tell whether a gradient would flow through an operand to the tensors that it was computed from.
 
-    A gradient ends in a leaf, and in a view of a leaf, so both are let through: programs keep FP8 weights and their
-    scales in Parameters, which require a gradient unless told otherwise, and call products in grad mode. They do not
-    train values of eight bits.
+    The answer is False for a leaf and for a view of a leaf. Programs store FP8 weights and their scales in Parameters,
+    which require a gradient by default, and call products in grad mode. They do not train 8-bit values, so their
+    calls must pass.
     """
     return x.requires_grad and not (x if x._base is None else x._base).is_leaf
 
 
 def refuse_gradient(name: str) -> NoReturn:
-    """Say what to do about an input through which a gradient would flow."""
+    """Raise an error for an input whose gradient would be lost, with advice."""
     raise ValueError(
-        f"{name}: expected a tensor without a gradient, got one that requires it, which would be lost here: "
+        f"{name}: expected a tensor without a gradient, got one that requires a gradient, which would be lost here: "
         f"train with deep_gemm.nn, or call under torch.no_grad()"
     )
 
@@ -144,7 +144,7 @@ def fp8(name: str, values: Tensor, dtypes: tuple[torch.dtype, ...] = (E4M3.dtype
 
 
 def _casts_for(x: object) -> str:
-    """Name casts that make operands, if a plain tensor came in the place of one."""
+    """Return a hint that names the casts if the caller passed a plain tensor instead of an operand."""
     is_plain = isinstance(x, Tensor) and x.is_floating_point() and x.element_size() > 1
     return ": per_token_cast_to_fp8 casts activations, per_block_cast_to_fp8 weights" if is_plain else ""
 
@@ -163,7 +163,7 @@ def fp32_scales(name: str, sf: Tensor, also: tuple[torch.dtype, ...] = ()) -> No
 def operand(
     name: str, given: Operand, axes: Axes, sizes: Sizes, dtypes: tuple[torch.dtype, ...] = (E4M3.dtype,)
 ) -> Operand:
-    """Check an operand's values and give their sizes the names of their axes."""
+    """Check an operand's values, and `bind` their axes."""
     values, scales = pair(name, given)
     fp8(name, values, dtypes)
     bind(name, values, axes, sizes)
@@ -183,9 +183,9 @@ def scales(
     also: tuple[torch.dtype, ...] = (),
     hint: str = "",
 ) -> Tensor:
-    """Check scales, one for `rows` x `columns` values of a matrix `[outer, k]`; transpose them back if `transposed`.
+    """Check the scales of a matrix `[outer, k]`, one for `rows` x `columns` values. If `transposed`, transpose them.
 
-    They are FP32, or of a type among `also`. `hint` is appended if there is one for 128 columns of each row.
+    Scales are FP32 or have a type in `also`. The error ends with `hint` if `sf` has a scale for 128 columns of a row.
     """
     fp32_scales(name, sf, also)
     *groups, mn = outer
@@ -201,18 +201,18 @@ def scales(
 
 
 def multiple(name: str, size: int, of: int) -> None:
-    """Check that a size is a multiple of another."""
+    """Check that a size is a multiple of `of`."""
     if size % of:
         raise ValueError(f"{name}: expected a multiple of {of}, got {size}")
 
 
 def depth(k: int) -> None:
-    """Check the depth of a product."""
+    """Check k, the depth of a product."""
     multiple("k", k, K_MULTIPLE)
 
 
 def columns(n: int, dtype: torch.dtype) -> None:
-    """Check the columns of an output of this type."""
+    """Check n, the number of columns of an output of this type."""
     of = 8 if dtype == torch.bfloat16 else 4
     if n % of:
         raise ValueError(f"n: expected a multiple of {of} for {dtype} output, got {n}")
@@ -222,14 +222,14 @@ def columns(n: int, dtype: torch.dtype) -> None:
 
 
 def weights(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tensor:
-    """Check the values of all groups as `k_major` does. Groups may share one matrix, by a stride of 0."""
+    """Check the values of all groups by `k_major`. Groups may share one matrix if their stride is 0."""
     if values.shape[0] > 1 and values.stride(0) == 0:
         return k_major(name, values[0], copy_if_transposed).expand(values.shape)
     return k_major(name, values, copy_if_transposed)
 
 
 def k_major(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tensor:
-    """Check that values are contiguous along k and TMA can address their rows; copy a transposed operand if allowed."""
+    """Check that values are contiguous along k and TMA can address their rows. Copy a transposed operand if allowed."""
     if copy_if_transposed and values.shape[-1] > 1 and values.stride(-1) != 1:
         return copied(f"{name} along k", values)
     rows(name, values, "k")
@@ -249,9 +249,9 @@ def rows(name: str, x: Tensor, axis: str) -> None:
 
 
 def apart(name: str, x: Tensor) -> None:
-    """Check that no two elements share memory: each stride must reach past everything that smaller strides cover."""
+    """Check that no two elements share memory: each stride must exceed the extent of all smaller strides."""
     extent = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):  # groups may lie inside rows of a larger matrix
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):  # groups may be column ranges of a larger matrix
         if size > 1:
             if stride < extent:
                 raise ValueError(f"{name}: expected rows that do not overlap, got strides {x.stride()}")
@@ -262,7 +262,7 @@ def apart(name: str, x: Tensor) -> None:
 
 
 def nothing(name: str, value: object, hint: str = "", expected: object = None) -> None:
-    """Refuse a keyword for other GPUs or newer releases, unless it asks for nothing."""
+    """Refuse a value of a keyword that only other GPUs or newer releases support; `expected` is the neutral value."""
     if value is not expected:
         got = type(value).__name__ if isinstance(value, Tensor) else repr(value)
         raise NotImplementedError(f"{name}: expected {expected}, got {got}{hint}")
@@ -277,7 +277,7 @@ def outputs(
     default_dtype: torch.dtype,
     dtypes: tuple[torch.dtype, ...] = OUTPUT_TYPES,
 ) -> tuple[Tensor, Tensor | None]:
-    """Check D and C, of a matrix perhaps a bias `[n]`, against the inputs; make D if it was left out."""
+    """Check D and C against the inputs, and make D if it is None. For a matrix D, C may be a bias `[n]`."""
     if c is not None and c is not d and axes == ("m", "n") and tensor("c", c).dim() == 1:
         c = bias("c", c, ("n",), sizes, inputs, default_dtype if d is None else tensor("d", d).dtype)
         d, _ = outputs(inputs, d, None, axes, sizes, default_dtype, dtypes)
@@ -309,18 +309,18 @@ def outputs(
 def bias(
     name: str, x: Tensor | None, axes: Axes, sizes: Sizes, inputs: dict[str, Tensor], dtype: torch.dtype = torch.float32
 ) -> Tensor | None:
-    """Check a bias, if there is one, and list it as an input; give it in FP32 if `dtype`, D's, is FP32."""
+    """Check a bias, if there is one, and add it to `inputs`. Return it as FP32 if `dtype`, the type of D, is FP32."""
     if x is None:
         return None
     inputs[name] = shaped(name, x, OUTPUT_TYPES, axes, sizes)
     written(name, x)
     if not x.is_contiguous() or (has_memory(x) and x.data_ptr() % ADDRESS_ALIGNMENT):
-        raise ValueError(f"{name}: expected contiguous rows from a multiple of 16 bytes on, got strides {x.stride()}")
+        raise ValueError(f"{name}: expected contiguous rows aligned to 16 bytes, got strides {x.stride()}")
     return x.float() if x.dtype != dtype == torch.float32 else x
 
 
 def supported_device(name: str, x: Tensor) -> None:
-    """Check that a tensor is on the CPU or on a GPU, or on "meta", where it has a shape and no elements."""
+    """Check that a tensor is on the CPU, on a GPU, or on "meta", where a tensor has a shape but no elements."""
     if not x.is_meta:
         readable(name, x)
 
@@ -332,14 +332,14 @@ def readable(name: str, x: Tensor) -> None:
 
 
 def same_device(given: dict[str, Tensor], device: torch.device, first: str = "a") -> None:
-    """Check that all tensors are on the device of the one called `first`."""
+    """Check that all tensors are on `device`, the device of the tensor named `first`."""
     for name, x in given.items():
         if x.device != device:
             raise ValueError(f"{name}: expected device {device}, where {first} is, got {x.device}")
 
 
 def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None, d_name: str = "d") -> None:
-    """Check that D shares no memory with an input; C may be D itself."""
+    """Check that D shares no memory with an input. C may be the same tensor as D."""
     if not has_memory(d):
         return
     d_first, d_end = _byte_range(d)
@@ -352,34 +352,34 @@ def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None, d_name: s
 
 
 def same_memory(x: Tensor, y: Tensor) -> bool:
-    """Tell whether x has the first elements of y, row by row; strides of dimensions of size 1 do not count."""
+    """Tell whether x and y begin at the same address with the same strides. A stride of a size of 1 does not count."""
     strides = zip(x.shape, x.stride(), y.stride(), strict=True)
     return x.data_ptr() == y.data_ptr() and all(size <= 1 or mine == its for size, mine, its in strides)
 
 
 def _overlap(x: Tensor, y: Tensor) -> bool:
-    """Tell whether two tensors may share memory; two column ranges of one matrix do not."""
+    """Tell whether two tensors may share memory. Two separate column ranges of one matrix share none."""
     if x.numel() == 0 or y.numel() == 0:
         return False
     x_first, x_end = _byte_range(x)
     y_first, y_end = _byte_range(y)
     if x_end <= y_first or y_end <= x_first:
         return False
-    # Within each tensor, all rows begin at multiples of the pitch from the first row.
+    # In each tensor, all rows begin at multiples of this pitch behind the first row.
     pitch = gcd(*(t.stride(dim) * t.element_size() for t in (x, y) for dim in range(t.dim() - 1) if t.shape[dim] > 1))
     if pitch == 0 or x.stride(-1) != 1 or y.stride(-1) != 1:
         return True
-    gap = (y_first - x_first) % pitch  # where y's columns begin, relative to x's
+    gap = (y_first - x_first) % pitch  # from the beginning of x's columns to y's
     return gap < x.shape[-1] * x.element_size() or gap + y.shape[-1] * y.element_size() > pitch
 
 
 def _byte_range(x: Tensor) -> tuple[int, int]:
-    """Addresses of the first byte and of the end."""
+    """Return the address of the first byte and the address behind the last byte."""
     first = x.data_ptr()
     return first, first + byte_span(x)
 
 
-# Group sizes and layouts, if their values are on the host
+# Sizes and layouts of groups whose values are on the host
 
 
 def on_host(x: Tensor) -> bool:
@@ -388,7 +388,7 @@ def on_host(x: Tensor) -> bool:
 
 
 def in_range(name: str, x: Tensor, low: int, high: int) -> None:
-    """Check the elements of a CPU tensor."""
+    """Check that the elements of a CPU tensor are in `low`..`high`."""
     wrong = ((x < low) | (x > high)).nonzero()
     if len(wrong):
         index = tuple(wrong[0].tolist())
@@ -397,11 +397,11 @@ def in_range(name: str, x: Tensor, low: int, high: int) -> None:
 
 
 def ends(layout: Tensor, m: int, alignment: int, name: str = "grouped_layout") -> None:
-    """Check the ends of groups. Each group begins at the aligned end of the one before."""
+    """Check the ends of groups. Each group begins at the aligned end of the previous group."""
     in_range(name, layout, 0, m)
     last = 0
     for index, end in enumerate(layout.tolist()):
-        # An empty group may repeat the previous end or give its own aligned start.
+        # The end of an empty group is the previous group's end, or the empty group's own aligned start.
         if end != last and end < align(last, alignment):
             raise ValueError(
                 f"{name}: expected an end of {last} or from {align(last, alignment)}, "
@@ -411,9 +411,9 @@ def ends(layout: Tensor, m: int, alignment: int, name: str = "grouped_layout") -
 
 
 def depths_of_ends(ends: Tensor | None, alignment: int, name: str = "ks_tensor") -> Tensor:
-    """Depths of groups from where they end along k. The host reads nothing of a GPU.
+    """Compute the depths of groups from their ends along k. The host reads no GPU memory.
 
-    A group begins at the aligned end of the one before, and there is no room between groups, so the ends are aligned.
+    A group begins at the aligned end of the previous group, without a gap between groups, so all ends are aligned.
     """
     if ends is None:
         raise ValueError(f"{name}: expected the ends of groups with use_psum_layout, got None")
@@ -427,13 +427,13 @@ def depths_of_ends(ends: Tensor | None, alignment: int, name: str = "ks_tensor")
                     f"for group {group - 1}"
                 )
             if end < last:
-                raise ValueError(f"{name}: expected ends that do not decrease, got {end} behind {last}")
+                raise ValueError(f"{name}: expected ends that do not decrease, got {end} after {last}")
             last = end
     return torch.diff(ends, prepend=ends.new_zeros(1))
 
 
 def integers(name: str, given: object) -> tuple[int, ...]:
-    """Get integers from a list, or from a tensor, which the host reads; refuse anything else."""
+    """Return the integers of a list, or of a tensor, whose elements the host reads. Refuse any other object."""
     if isinstance(given, Tensor):
         readable(name, tensor(name, given))
         given = given.tolist()
@@ -445,7 +445,7 @@ def integers(name: str, given: object) -> tuple[int, ...]:
 
 
 def depths(name: str, ks: tuple[int, ...]) -> None:
-    """Check the depths of groups."""
+    """Check that the depths of groups are multiples of 16."""
     for index, k in enumerate(ks):
         if k < 0 or k % K_MULTIPLE:
             raise ValueError(f"{name}: expected multiples of {K_MULTIPLE}, got {k} at index {index}")

@@ -1,4 +1,4 @@
-"""Sizes and memory layouts of scales: what TMA can load, and which scales a recipe asks for."""
+"""Sizes and memory layouts of scales: the layouts that TMA can load, and the scales that a recipe states."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .numbers import as_integer, integer_in_range
 from .tracing import has_memory, refuse_transforms
 
 ADDRESS_ALIGNMENT = 16
-"""Bytes. TMA needs it for addresses of values and outputs, and for row pitches."""
+"""Bytes. TMA needs this alignment for addresses of values and outputs, and for row pitches."""
 SCALE_BLOCK = 128
 WORD_BYTES, BF16_BYTES = 4, 2
 Recipe = Sequence[int]
-"""How many (rows of A, rows of B, columns) share a scale; (rows, columns) for one side."""
+"""Numbers of (rows of A, rows of B, columns) that share a scale; (rows, columns) for one operand."""
 RECIPE_1D2D = (1, SCALE_BLOCK, SCALE_BLOCK)
 RECIPE_1D1D = (1, 1, SCALE_BLOCK)
 RECIPES = (RECIPE_1D2D, RECIPE_1D1D, (1, 64, 64), (1, 32, 32), (1, 1, 32))
 RECIPES_OF_A = ((1, SCALE_BLOCK), (1, 64), (1, 32))
 RECIPES_OF_B = ((SCALE_BLOCK, SCALE_BLOCK), (1, SCALE_BLOCK), (64, 64), (32, 32), (1, 32))
 UE8M0_PER_WORD = 4
-"""Exponents in an int32."""
+"""UE8M0 exponents in an int32."""
 FP32_NOT_EXPONENT = -(1 << 31) | ((1 << 23) - 1)
-"""Sign and mantissa."""
+"""The sign and mantissa bits of an FP32 number."""
 SCALES_ALIGNMENT = ADDRESS_ALIGNMENT // 4
-"""FP32 elements. Row pitches and group strides of scales are multiples of it."""
+"""FP32 elements. Pitches and group strides of scales are multiples of this number."""
 
 
 def ceil_div(x: int, y: int) -> int:
-    """Quotient of two integers, rounded up."""
+    """Divide two integers, and round up."""
     return (x + (y - 1)) // y
 
 
@@ -48,7 +48,7 @@ def align(x: int, y: int) -> int:
 
 
 def get_tma_aligned_size(mn: int, element_size: int) -> int:
-    """Get `mn` elements rounded up to a row pitch that TMA accepts, a multiple of 16 bytes.
+    """Round `mn` elements up to a row pitch that TMA accepts, a multiple of 16 bytes.
 
     >>> get_tma_aligned_size(33, 4)
     36
@@ -58,7 +58,7 @@ def get_tma_aligned_size(mn: int, element_size: int) -> int:
 
 
 def byte_span(x: Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
+    """Return the bytes from a tensor's first element to the end of its last element."""
     if isinstance(x, Shadow):
         return x.reach()
     if x.is_contiguous():
@@ -69,7 +69,7 @@ def byte_span(x: Tensor) -> int:
 
 
 def parts_of(blocks: int, parts: int) -> list[range]:
-    """Deal blocks to parts as evenly as can be, in order, the earlier parts being the longer ones.
+    """Split blocks into parts as evenly as possible, in order. Earlier parts are longer if lengths differ.
 
     >>> parts_of(5, 3)
     [range(0, 2), range(2, 4), range(4, 5)]
@@ -80,9 +80,9 @@ def parts_of(blocks: int, parts: int) -> list[range]:
 
 
 def ids_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
-    """Give the group of each of m stacked rows, -1 for none, given where groups end. The host reads nothing.
+    """Return the group of each of m stacked rows, or -1 for a row without a group. The host reads no GPU memory.
 
-    Group g owns the rows from `ends[g - 1]`, aligned, to `ends[g]`. Ends never decrease; an empty group may repeat one.
+    Group g has the rows from the aligned `ends[g - 1]` to `ends[g]`. Ends never decrease; an empty group's may repeat.
 
     >>> ids_of_groups(torch.tensor([1, 1, 6], dtype=torch.int32), 8, 4).tolist()
     [0, -1, -1, -1, 2, 2, -1, -1]
@@ -92,18 +92,18 @@ def ids_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
         return torch.full_like(rows, -1)
     aligned = (ends + (alignment - 1)) // alignment * alignment
     starts = torch.cat([torch.zeros_like(ends[:1]), aligned[:-1]])
-    group = torch.searchsorted(ends, rows, right=True, out_int32=True)  # the first whose end lies behind the row
+    group = torch.searchsorted(ends, rows, right=True, out_int32=True)  # the first group that ends behind the row
     is_owned = (rows < ends[-1]) & (rows >= starts[group.clamp_max(ends.numel() - 1)])
     return torch.where(is_owned, group, torch.full_like(group, -1))
 
 
 def rows_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
-    """Tell of each of m stacked rows whether a group owns it: see `ids_of_groups`."""
+    """Tell for each of m stacked rows whether it is in a group: see `ids_of_groups`."""
     return ids_of_groups(ends, m, alignment) >= 0
 
 
 def rows_of_counts(counts: Tensor, max_m: int) -> Tensor:
-    """Tell of each of max_m rows of each group whether the group uses it. The host reads nothing.
+    """Tell for each of the max_m rows of each group whether the group uses the row. The host reads no GPU memory.
 
     >>> rows_of_counts(torch.tensor([1, 0], dtype=torch.int32), 2).int().tolist()
     [[1, 0], [0, 0]]
@@ -112,21 +112,21 @@ def rows_of_counts(counts: Tensor, max_m: int) -> Tensor:
 
 
 def pitch_of_scales(mn: int) -> int:
-    """Elements from one block of k to the next of scales that lie m-major: rows, in multiples of 16 bytes.
+    """Compute the pitch of m-major scales, from a k-block to the next: the rows, rounded up to 16 bytes of FP32.
 
     >>> pitch_of_scales(33)
     36
     """
-    return (mn + (SCALES_ALIGNMENT - 1)) // SCALES_ALIGNMENT * SCALES_ALIGNMENT  # for symbolic sizes in their own form
+    return (mn + (SCALES_ALIGNMENT - 1)) // SCALES_ALIGNMENT * SCALES_ALIGNMENT  # symbolic sizes need this form
 
 
 def is_mn_major_tma_aligned(sf: Tensor) -> bool:
-    """Tell whether TMA can load these scales in place: laid out so, from an address that is a multiple of 16 bytes."""
+    """Tell whether TMA can load these scales in place: `is_mn_major`, at an address that is a multiple of 16 bytes."""
     return is_mn_major(sf) and sf.data_ptr() % ADDRESS_ALIGNMENT == 0
 
 
 def is_mn_major(sf: Tensor) -> bool:
-    """Tell whether scales are laid out as TMA loads them: m-major, with a pitch that is a multiple of 16 bytes.
+    """Tell whether scales have the layout that TMA loads: m-major, with a pitch that is a multiple of 16 bytes.
 
     The stride of a dimension of size 1 does not matter.
     """
@@ -140,9 +140,9 @@ def is_mn_major(sf: Tensor) -> bool:
 
 
 def with_usual_strides(sf: Tensor) -> Tensor:
-    """Give m-major scales the strides of `empty_mn_major` in dimensions of size 1, where they move nothing.
+    """Replace the strides of m-major scales in dimensions of size 1 by the strides of `empty_mn_major`.
 
-    Programs compare strides, or build descriptors from them, whatever the size.
+    Programs compare strides, or build descriptors from strides, even if a size is 1. No element moves.
     """
     if 1 not in sf.shape:
         return sf
@@ -156,9 +156,9 @@ def with_usual_strides(sf: Tensor) -> Tensor:
 
 
 def empty_mn_major(sf: Tensor, num_k_blocks: int | None = None) -> Tensor:
-    """Make room for the same scales in the layout that TMA loads: m-major, in rows of a multiple of 16 bytes.
+    """Allocate a tensor like `sf` in the layout that TMA loads: m-major, with a pitch of a multiple of 16 bytes.
 
-    With `num_k_blocks`, make room for that number of FP32 scales in each row, whatever type and number `sf` has.
+    With `num_k_blocks`, each row has this number of FP32 scales, for any type and number of scales of `sf`.
     """
     *outer, of_row = sf.shape
     pitch = pitch_of_scales(outer[-1])
@@ -174,7 +174,7 @@ def address(name: str, x: Tensor, alignment: int) -> None:
 
 
 def whole_elements(name: str, x: Tensor) -> None:
-    """Check that a tensor begins at a multiple of its element's size: one made from a buffer may begin at any byte."""
+    """Check that a tensor begins at a multiple of its element's size: a tensor of a buffer may begin at any byte."""
     address(name, x, x.element_size())
 
 
@@ -188,12 +188,12 @@ def dense(name: str, x: object) -> Tensor:
 
 
 def describe(x: object) -> str:
-    """Name a type, for an error; and the length of a pair or a list."""
+    """Describe an object for an error: its type, and the length of a tuple or list."""
     return f"a {type(x).__name__} of {len(x)}" if isinstance(x, tuple | list) else type(x).__name__
 
 
 def check_dense(name: str, x: object) -> None:
-    """Check that this is a dense tensor, outside of transforms."""
+    """Check that `x` is a dense tensor and that no transform of torch.func is active."""
     dense(name, x)
     refuse_transforms()
 
@@ -230,10 +230,10 @@ def check_powers_of_two(name: str, x: Tensor) -> None:
 def block_under_a_scale(
     sf: Tensor, mn: int, k: int, recipe: Recipe | None, num_groups: int | None, is_sfa: bool | None
 ) -> tuple[int, int]:
-    """Check scales against a recipe, and tell how many rows and columns share one."""
+    """Check scales against a recipe. Return the numbers of rows and columns that share a scale."""
     rows, columns = _stated(recipe, is_sfa)
     check_dense("sf", sf)
-    each = 1  # scales of an element
+    each = 1  # scales in an element
     if columns < SCALE_BLOCK and sf.dtype in (torch.int32, torch.uint8, torch.float8_e8m0fnu):
         each = UE8M0_PER_WORD if sf.dtype == torch.int32 else 1
     elif sf.dtype == torch.int32:
@@ -249,17 +249,17 @@ def block_under_a_scale(
 
 
 def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
-    """Get a recipe as a tuple of integers. The caller checks their values."""
-    # No tensor may be in a recipe: comparing one waits for the GPU, and gives no truth value for several elements.
+    """Return a recipe as a tuple of integers. The caller checks their values."""
+    # A recipe may not contain a tensor: a comparison would wait for the GPU, and has no truth value for many elements.
     is_sequence = isinstance(recipe, Sequence) and not isinstance(recipe, str)
     if not is_sequence or any(as_integer(x) is None and hasattr(x, "shape") for x in recipe):
         raise ValueError(f"{name}: expected a tuple of integers, got {recipe!r}")
-    numbers = [(x, as_integer(x)) for x in recipe]  # no `:=` among them: Dynamo of torch 2.11 does not follow it
+    numbers = [(x, as_integer(x)) for x in recipe]  # without `:=`, which Dynamo of torch 2.11 cannot trace here
     return tuple(x if number is None else number for x, number in numbers)
 
 
 def either(choices: Sequence[object]) -> str:
-    """List choices, in words.
+    """List choices in words.
 
     >>> either([1, 2, 3])
     '1, 2 or 3'
@@ -269,7 +269,7 @@ def either(choices: Sequence[object]) -> str:
 
 
 def _stated(recipe: Recipe | None, is_sfa: bool | None) -> tuple[int, ...]:
-    """Give the rows and columns under a scale of one side."""
+    """Return the numbers of rows and columns of one operand that share a scale."""
     stated = RECIPE_1D2D if recipe is None else recipe_numbers("recipe", recipe)
     if stated in (*RECIPES_OF_A, *RECIPES_OF_B):
         return stated

@@ -1,4 +1,4 @@
-"""Memory of torch's allocator that a call needs besides its output. If memory runs out, the error names the purpose."""
+"""Memory that a call allocates through torch. If memory runs out, the error names the purpose of the allocation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..shadow import target
 def empty(
     what: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, strides: Sequence[int] | None = None
 ) -> Tensor:
-    """Make a tensor with these strides, or contiguous; or, while a record is made, room for one in the record."""
+    """Make a tensor with these strides, or a contiguous one. While a call is recorded, add a room to its record."""
     into = target()
     if into is not None:
         return into.room(shape, dtype, strides)  # type: ignore[no-any-return]
@@ -26,7 +26,7 @@ def empty(
 
 
 def copied(what: str, x: Tensor) -> Tensor:
-    """Copy a tensor to where its elements follow each other."""
+    """Copy a tensor to contiguous memory."""
     try:
         return x.contiguous()
     except torch.OutOfMemoryError as error:

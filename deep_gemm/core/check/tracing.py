@@ -1,7 +1,7 @@
-"""Tell when torch must see a call as an operator, and which tensors have no memory.
+"""Tells when torch must see a call as an operator, and which tensors have no memory.
 
-A call goes straight to its kernel unless it is traced, or something observes torch's operators. Then it is an operator
-of `torch.ops.deep_gemm` (see ops/), whose fake kernel makes the same checks of tensors without memory.
+A call launches its kernel directly, unless torch traces the call or something observes torch's operators. Then the call
+uses an operator of `torch.ops.deep_gemm` (ops.py). The operator's fake kernel makes the same checks, without data.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["dispatch_is_on", "handles_operators", "has_memory", "is_dispatched",
 
 FUNCTIONALIZE = TransformType.Functionalize
 without_autocast = torch._C._DisableAutocast
-"""Lets torch compute in the types that it is given, for references and for parts of answers on a GPU."""
+"""A context in which torch computes in the types of its operands: references and answers on a GPU use it."""
 
 
 def is_dispatched(x: object) -> bool:
     """Tell whether torch must see a call with this argument as an operator.
 
-    Dynamo traces the call; or a dispatch mode is active, as in make_fx, in torch.export and in fake mode; or the
+    It must if Dynamo traces the call, or if a dispatch mode is active (make_fx, torch.export, fake mode), or if the
     argument is a tensor of a class that handles operators itself.
     """
     return (
@@ -40,12 +40,12 @@ def is_dispatched(x: object) -> bool:
 
 
 def dispatch_is_on() -> bool:
-    """Tell whether modes and classes get operators: one that is handling an operator may have switched that off."""
+    """Tell whether modes and tensor classes receive operators. A handler of an operator may have switched this off."""
     return not is_excluded(DispatchKey.Python)
 
 
 def handles_operators(*given: object) -> bool:
-    """Tell whether one of these, or a member of a pair, must get operators: for its class, or for being on "meta"."""
+    """Tell whether one of these, or a member of a pair, must receive operators: its class says so, or it is on meta."""
     for x in given:
         kind = type(x)
         if isinstance(x, Tensor) and x.is_meta:
@@ -63,15 +63,15 @@ def handles_operators(*given: object) -> bool:
 def refuse_transforms() -> None:
     """Refuse transforms of torch.func, whose tensors have no address, and torch.jit.trace, which sees no kernel.
 
-    Dynamo traces a transform and then calls operators; functionalize changes no values.
+    Two cases pass: Dynamo traces a transform and then calls operators, and functionalize changes no values.
     """
     if transforms_are_active() and not is_dynamo_compiling() and innermost().key() != FUNCTIONALIZE:
-        instead = "take gradients by torch.autograd, and make the dimension that vmap maps one of the rows"
+        instead = "compute gradients by torch.autograd, and merge the dimension that vmap maps into the rows"
         raise NotImplementedError(f"torch.func and torch.vmap are not supported: {instead}")
     if jit_state() is not None:
         raise NotImplementedError("torch.jit.trace is not supported: use torch.export, or torch.compile")
 
 
 def has_memory(x: Tensor) -> bool:
-    """Tell whether a tensor has an address and elements: in a fake kernel, or while Dynamo traces, it has none."""
+    """Tell whether a tensor has an address and elements. Tensors of fake kernels and of Dynamo's traces have none."""
     return not (is_dynamo_compiling() or isinstance(x, FakeTensor) or x.is_meta)

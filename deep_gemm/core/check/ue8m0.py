@@ -1,7 +1,7 @@
-"""Scales that are powers of two: UE8M0 exponents, a byte each, or four along k to an int32, the lowest byte first.
+"""Scales that are powers of two: UE8M0 exponents in bytes, or four along k in an int32 word, lowest byte first.
 
-Products with scales of fewer than 128 columns, or an FP4 weight, take them: the kernels that can read words as they
-lie, others FP32 that `lay_scales` makes of them. A product's problem has words where its caller gave words or bytes.
+Products with scales of fewer than 128 columns, or with an FP4 weight, accept such scales. Some kernels read words; for
+the rest, `lay_scales` converts words to FP32. A product's problem has words if its caller passed words or bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .tracing import has_memory
 
 FP32_MANTISSA_BITS = 23
 EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
-"""Types of UE8M0 exponents, a byte each."""
+"""Types of tensors of UE8M0 exponents in bytes."""
 ONE, NO_NUMBER = 127, 255
-"""Exponents of 1 and of NaN."""
+"""The exponents that mean 1 and NaN."""
 
 
 class Words(IntFlag):
-    """Sides of a product whose scales are words of UE8M0, not FP32: what `kWordsOfA` of core/ue8m0.cuh says."""
+    """Operands of a product whose scales are words of UE8M0, not FP32, as `kWordsOfA` of core/ue8m0.cuh tells."""
 
     NONE = 0
     A = 1
@@ -32,7 +32,7 @@ class Words(IntFlag):
 
 
 def sides_in_words(sfa: Tensor, sfb: Tensor) -> Words:
-    """Tell which sides' scales are words, by their types."""
+    """Tell which operands' scales are words, by the types of the tensors."""
     of_a, of_b = (sf.dtype == torch.int32 for sf in (sfa, sfb))
     return (Words.A if of_a else Words.NONE) | (Words.B if of_b else Words.NONE)
 
@@ -49,10 +49,10 @@ def scales(
     transposed: bool = False,
     hint: str = "",
 ) -> Tensor:
-    """Check scales of E4M3 values, FP32 or UE8M0 if a side's scales are fine, and give UE8M0 as words.
+    """Check the scales of an operand: FP32, or UE8M0 if either operand has fine scales. Return UE8M0 as words.
 
-    `of` says how many values share a scale here, `beside` on the other side; scales of FP4 are fine. Bytes become words
-    in the same memory if it holds whole words.
+    Fine means fewer than 128 columns. `of` has this operand's rows and columns under a scale, `beside` the other
+    operand's. Bytes are viewed as words if their memory consists of whole words.
     """
     if not of.columns:
         return _of_all_k(name, sf.mT if transposed and sf.dim() > 1 else sf, axis, outer, k, of, beside)
@@ -71,7 +71,7 @@ def scales(
 
 
 def _of_all_k(name: str, sf: Tensor, axis: str, outer: tuple[int, ...], k: int, of: Scales, beside: Scales) -> Tensor:
-    """Check scales of all of k, `[..., rows, 1]`, or of tensors, and give them as kernels take them, without a copy."""
+    """Check scales of all of k, `[..., rows, 1]`, or of whole tensors. Expand them for the kernels, without a copy."""
     checks.fp32_scales(name, sf)
     *groups, rows = outer
     if groups and not of.rows and sf.shape == (*groups,):
@@ -87,10 +87,10 @@ def _of_all_k(name: str, sf: Tensor, axis: str, outer: tuple[int, ...], k: int, 
 
 
 def words_of(exponents: Tensor) -> Tensor:
-    """Give bytes as words: the same memory if it holds whole words, else a copy, filled up with zeros."""
+    """Return bytes as words: a view if their memory consists of whole words, else a copy with zeros at the end."""
     exponents = exponents.view(torch.uint8)
     groups = exponents.shape[-1]
-    if not groups:  # torch refuses to view bytes with strides of 1 as words, even an empty tensor
+    if not groups:  # torch does not view even an empty tensor of bytes with strides of 1 as words
         return exponents.new_empty(exponents.shape, dtype=torch.int32)
     if not lie_in_words(exponents):
         given = exponents
@@ -112,16 +112,16 @@ def lie_in_words(exponents: Tensor) -> bool:
 
 
 def exponents_of(words: Tensor) -> Tensor:
-    """Give the four bytes of each int32 `[..., j]`, the lowest first, as int32 `[..., 4 j]`."""
+    """Return the four bytes of each int32 `[..., j]`, the lowest byte first, as int32 `[..., 4 j]`."""
     return torch.stack([words >> 8 * i & 0xFF for i in range(UE8M0_PER_WORD)], dim=-1).flatten(-2)
 
 
 def powers_of(exponents: Tensor) -> Tensor:
-    """Give the FP32 numbers that exponents, int32, stand for: 0 is 2^-127, and 255 NaN."""
+    """Convert exponents (int32) to FP32 numbers: 0 is 2^-127, and 255 is NaN."""
     bits = torch.where(exponents == 0, 1 << FP32_MANTISSA_BITS - 1, exponents << FP32_MANTISSA_BITS)
     return torch.where(exponents == NO_NUMBER, torch.nan, bits.view(torch.float32))
 
 
 def numbers_of(sf: Tensor, groups: int) -> Tensor:
-    """Give scales in FP32, `[..., groups]`: themselves, or the numbers that words of exponents stand for."""
+    """Return scales as FP32 `[..., groups]`: words of exponents are converted, and FP32 is returned as it is."""
     return powers_of(exponents_of(sf)[..., :groups]) if sf.dtype == torch.int32 else sf

@@ -1,6 +1,6 @@
 """Run-time compilation: render -> compile -> passes -> store.
 
-The caller renders. The first three steps depend on nothing but their arguments; only the last touches the disk.
+The caller renders. The first three steps depend only on their arguments. Only the last step touches the disk.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Pass(NamedTuple):
 
 
 def passes_for(threads_per_sm: int) -> tuple[Pass, ...]:
-    """The passes for a kernel with `threads_per_sm` threads on an SM, given the compiler and the settings."""
+    """Return the passes for a kernel with `threads_per_sm` threads on an SM, by the compiler and the settings."""
     if settings().disable_ffma_interleave or not interleave.helps(_compiler(_cache()), threads_per_sm):
         return ()
     return (Pass("interleave", interleave.VERSION, interleave.interleave),)
 
 
 def applied(passes: Iterable[Pass], kernel: CompiledKernel) -> CompiledKernel:
-    """The kernel after all passes, applied in order."""
+    """Apply passes to a kernel in order, and return the changed kernel."""
     for p in passes:
         kernel = replace(kernel, cubin=p.apply(kernel.cubin))
     return kernel
@@ -65,14 +65,14 @@ def _cache() -> KernelCache:
 
 
 def directories() -> tuple[Path, ...]:
-    """List the folders that are searched for kernels: the folders of the settings, and a wheel's."""
+    """List the folders that are searched for kernels: the folders of the settings, and the folder of a wheel."""
     return _cache().directories
 
 
 def _compiler(kernel_cache: KernelCache) -> str:
-    """Give the build of NVRTC whose kernels are used: the installed one, else the one of the cache's newest kernel.
+    """Return the build of NVRTC whose kernels are used: the installed one, else the build of the newest cached kernel.
 
-    So a machine without NVRTC runs the kernels that another machine has made for it.
+    A machine without NVRTC can thus run the kernels that another machine has compiled for it.
     """
     try:
         return compiler_version()
@@ -85,11 +85,11 @@ def _compiler(kernel_cache: KernelCache) -> str:
 def build(
     source: str, headers: Mapping[str, str], *, name: str, passes: Sequence[Pass] = (), config: str = ""
 ) -> CompiledKernel:
-    """Compile the kernel of `source`, or take it from the cache of `settings().jit_cache_dirs`.
+    """Compile the kernel of `source`, or load it from the cache of `settings().jit_cache_dirs`.
 
-    `headers` maps include names (`"ptx/mbarrier.cuh"`) to texts. `name` is for people: logs, errors, file names;
-    `config` too: `cache list`.
-    If threads or processes ask for the same kernel at the same time, one compiles it, and the others wait for it.
+    `headers` maps include names (`"ptx/mbarrier.cuh"`) to texts. Logs, errors and file names show `name` to people.
+    `cache list` shows `config`.
+    If several threads or processes need the same kernel at the same time, one compiles it, and the rest wait.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
         raise ValueError(f"name: expected up to 100 letters, digits, '_', '-' or '.', got {name!r}")
@@ -112,7 +112,7 @@ def build(
                     kernel = replace(_compiled(source, headers, name, passes), config=config)
                     done = [f"{p.name} {p.version}" for p in passes]
                     kernel_cache.store(key, kernel, options=all_options, passes=done)
-        if settings().jit_strict:  # it may have been compiled without the check
+        if settings().jit_strict:  # a cached kernel may have been compiled without the check
             check_strictly(kernel, all_options, source)
         else:
             _warn_if_slow(kernel)
@@ -152,8 +152,8 @@ _told_slow: set[str] = set()
 
 
 def _warn_if_slow(kernel: CompiledKernel) -> None:
-    """Say so, once for each name, if a kernel is right but slower than it is meant to be."""
-    if kernel.name in _told_slow or not ptxas_log.local_memory(kernel.log):  # a log without a report proves nothing
+    """Warn, once for each name, if a kernel is correct but slower than planned."""
+    if kernel.name in _told_slow or not ptxas_log.local_memory(kernel.log):  # without a report, nothing is known
         return
     if complaints := ptxas_log.complaints(kernel.log):
         _told_slow.add(kernel.name)

@@ -1,9 +1,9 @@
 """Compiled kernels in memory and on disk.
 
-One file holds one kernel (entry.py). It is written under a temporary name and renamed, and its digest is checked on
-load. A truncated, empty or damaged file, or one of another format, is a miss, never an error. A kernel is machine
-code, which runs with all rights of its process, so nothing is loaded from folders and files that other users could have
-written.
+One file holds one kernel (entry.py). The file is written under a temporary name and then renamed. Its digest is checked
+on load. A truncated, empty or damaged file, or a file of another format, counts as missing and is never an error.
+A kernel is machine code, which runs with all rights of its process. So no kernel is loaded from a folder or file that
+other users could have written.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .compiler import CompiledKernel, CompileError
 from .entry import STEM, SUFFIX, Unsound, file_name, open_regular, pack, read_entry, read_whole, unpack
 
 DUMPS = (".ptx", ".cubin", ".sass")
-"""Endings of files that people asked for, which lie beside a kernel, under its name (core/jit/dumps.py)."""
+"""Suffixes of dump files, which have a kernel's name and are beside the kernel (core/jit/dumps.py)."""
 FAILED, QUARANTINE = "failed", "quarantine"
 MOST_IN_QUARANTINE = 16
-"""Bad files that are kept for people to look at."""
+"""The most bad files that are kept for people to inspect."""
 NO_LIMIT = 1 << 62
 SHIPPED = "hopper_gemm_cache"
-"""The module whose folder holds the kernels that a wheel brings (`python -m lab ship kernels` makes it)."""
+"""The module of a wheel whose folder holds compiled kernels (`python -m lab ship kernels` makes the wheel)."""
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _FRESH_S = 3600.0
-"""A use within this time of the last one is not noted: loading then writes nothing."""
+"""A load stores its time only if the last stored time is older than this, so that most loads write nothing."""
 
 
 def kernel_key(
@@ -51,22 +51,22 @@ def kernel_key(
     compiler: str,
     passes: Iterable[tuple[str, int]],
 ) -> str:
-    """Digest of everything that decides the machine code. Different inputs are different texts before hashing."""
+    """Hash everything that decides the machine code. As JSON, different inputs are different texts before hashing."""
     inputs = [name, source, sorted(headers.items()), list(options), compiler, list(passes)]
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 @functools.cache
 def shipped() -> tuple[Path, ...]:
-    """Find the folder of the kernels that an installed wheel brings, if there is one. Nothing is imported."""
+    """Find the folder of kernels of an installed wheel, if there is one, without importing the wheel's module."""
     spec = importlib.util.find_spec(SHIPPED)
     return () if spec is None else tuple(map(Path, spec.submodule_search_locations or ()))
 
 
 class KernelCache:
-    """Kernels in this process's memory, backed by directories that processes share: one is written, all are read.
+    """Kernels in this process's memory and in shared directories. One directory is written; all are read.
 
-    `only_read` are never written: what a wheel brought goes with the wheel.
+    Directories in `only_read` are never written, because a wheel owns its files.
     """
 
     def __init__(self, *directories: Path, only_read: tuple[Path, ...] = (), limit_bytes: int = NO_LIMIT) -> None:
@@ -80,20 +80,20 @@ class KernelCache:
         self._warned: set[object] = set()
 
     def path(self, name: str, key: str) -> Path:
-        """Give the file of a kernel."""
+        """Return the path of a kernel's file."""
         return self.directory / file_name(name, key)
 
     def builder(self, name: str, key: str) -> AbstractContextManager[None]:
         """Let one thread of one process at a time build this kernel."""
         with contextlib.suppress(OSError):
             make_directory(self.directory)
-        # No lock file in a folder of another user, who might hold the lock for ever.
+        # Make no lock file in a folder of another user: that user might hold the lock for ever.
         among_processes = can_be_written(self.directory)
         file = self.directory / f".{name}-{key}{one_builder.SUFFIX}"
         return one_builder.one_builder(file, among_processes=among_processes)
 
     def load(self, name: str, key: str) -> CompiledKernel | None:
-        """The kernel, or None if neither this process nor an intact file has it."""
+        """Return the kernel, or None if neither this process nor an intact file has it."""
         if (kernel := self._memory.get(key)) is not None:
             return kernel
         for directory in self.directories:
@@ -104,7 +104,7 @@ class KernelCache:
         return None
 
     def store(self, key: str, kernel: CompiledKernel, *, options: Sequence[str], passes: Sequence[str]) -> None:
-        """Keep the kernel in memory, and on disk if possible. A bad file in its place is set aside."""
+        """Store the kernel in memory, and on disk if possible. A bad file under its name is moved to the quarantine."""
         self._memory[key] = kernel
         path = self.path(kernel.name, key)
         try:
@@ -124,10 +124,10 @@ class KernelCache:
             evict(self.directory, self._limit_bytes, keep=path)
 
     def newest_compiler(self) -> str | None:
-        """Give the build of NVRTC that made the newest loadable kernel, None without one. The answer is kept."""
+        """Return the build of NVRTC that made the newest loadable kernel; None without a kernel. The answer is kept."""
         if self._newest_compiler is not None:
             return self._newest_compiler
-        # A wheel first: it was made to be used without a compiler, and has more kernels than were needed here before.
+        # The wheel is first: it is made for machines without a compiler, and has more kernels than the local cache.
         for directory in sorted(self.directories, key=lambda each: each not in self._only_read):
             with contextlib.suppress(OSError):
                 if not self._is_trusted(directory, directory.stat()):
@@ -140,9 +140,9 @@ class KernelCache:
         return None
 
     def keep_failed_source(self, error: CompileError, headers: Mapping[str, str], key: str) -> None:
-        """Write a refused source, its headers and the log as files, and store the path in the error.
+        """Write a source that the compiler refused, its headers and its log as files. Store the path in the error.
 
-        Headers stay separate files, so that the log's line numbers are right.
+        Headers stay separate files, so that the line numbers in the log are right.
         """
         files = {**headers, f"{error.name}.cu": error.source, "log.txt": str(error)}
         try:
@@ -161,7 +161,7 @@ class KernelCache:
                 raise Unsound("it is not trusted")
             kernel = unpack(read_whole(file), name, key)
             if path.parent == self.directory and time.time() - file.state.st_atime > _FRESH_S:
-                # The file system may not note that the file was read. The time when it was written is left as it is.
+                # The file system may not store the time of this read, so store it here. Keep the time of the write.
                 with contextlib.suppress(OSError):
                     os.utime(file.descriptor, ns=(time.time_ns(), file.state.st_mtime_ns))
             return kernel
@@ -170,23 +170,23 @@ class KernelCache:
         reason = why_not_taken(path, state)
         if reason is not None:
             folder = path if path in self.directories else path.parent
-            self._warn(folder, f"compiled kernels are not taken from {path}: {reason}")
+            self._warn(folder, f"compiled kernels are not loaded from {path}: {reason}")
         return reason is None
 
     def _warn(self, about: object, message: str) -> None:
-        """Warn, but only once about the same."""
+        """Warn, but only once about each subject."""
         if about not in self._warned:
             self._warned.add(about)
             warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def written_directory(directories: Sequence[Path]) -> Path:
-    """Give the first directory that can be written; if none can, the first of all."""
+    """Return the first directory that can be written; if none can, the first directory."""
     return next((directory for directory in directories if can_be_written(directory)), directories[0])
 
 
 def can_be_written(directory: Path) -> bool:
-    """Tell whether kernels can be kept in a directory, or it can be made."""
+    """Tell whether kernels can be stored in a directory, or whether the directory can be made."""
     try:
         state = directory.stat()
     except OSError:
@@ -196,16 +196,16 @@ def can_be_written(directory: Path) -> bool:
 
 
 def why_not_taken(path: Path, state: os.stat_result) -> str | None:
-    """Say why no kernel may be loaded from a folder of kernels, or from a file in one; None if it may."""
+    """Return why no kernel may be loaded from a folder of kernels, or from a file in it; None if loading is allowed."""
     is_shipped = not {path, path.parent}.isdisjoint(shipped())
     return why_untrusted(state, os.stat(__file__) if is_shipped else None)  # noqa: PTH116
 
 
 def why_untrusted(state: os.stat_result, package: os.stat_result | None = None) -> str | None:
-    """Say why nothing may be loaded from a file or folder in this state; None if it may.
+    """Return why a file or folder with this state must not be loaded; None if it may be.
 
-    Root can write anywhere anyway, so root's files are trusted, as in a container image. With the state of a file of
-    the `package`, its owner and its writers are trusted too: a user who can change its code needs no kernel.
+    Root's files are trusted, as in a container image, because root can write anywhere anyway. `package` is the state of
+    a file of the package. Its owner and writers are trusted too: they can change the package's code anyway.
     """
     owners, writers = {os.geteuid(), 0}, stat.S_IWGRP | stat.S_IWOTH
     if package is not None:
@@ -219,15 +219,15 @@ def why_untrusted(state: os.stat_result, package: os.stat_result | None = None) 
 
 
 def make_directory(directory: Path) -> None:
-    """Make the directory, for this user alone."""
+    """Make the directory, readable and writable only for this user."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_entry(path: Path, data: bytes) -> None:
-    """Write a kernel's file so that a reader sees all of it or none."""
-    # In the same directory, because a rename is atomic only within a file system. Not `tempfile`: other users could not
-    # read its files, and a cache may be read by them.
+    """Write a kernel's file so that a reader sees the whole file or no file."""
+    # The temporary file is in the same directory, because a rename is atomic only within a file system. `tempfile` does
+    # not fit: other users cannot read its files, but they may read a cache.
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with _create(temporary) as file:
@@ -257,7 +257,7 @@ def set_aside_if_bad(path: Path) -> None:
 
 
 def evict(directory: Path, limit_bytes: int, *, keep: Path) -> None:
-    """Remove the kernels that were used least recently, with their dumps, until all together are within the limit."""
+    """Remove the least recently used kernels and their dumps until the total size is within the limit."""
     if limit_bytes >= NO_LIMIT:
         return
     files: dict[str, list[tuple[Path, os.stat_result]]] = {}
@@ -283,12 +283,12 @@ def evict(directory: Path, limit_bytes: int, *, keep: Path) -> None:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Files of a directory that are named as kernels are, sound or not."""
+    """List the files of a directory that have a kernel's name, including bad files."""
     return [path for path in _within(directory) if path.suffix == SUFFIX and STEM.fullmatch(path.stem)]
 
 
 def left_behind(directory: Path) -> list[Path]:
-    """List all other files written there: dumps, bad files, failed sources, files of killed processes."""
+    """List the cache's other files in a directory: dumps, bad files, failed sources, files of killed processes."""
     beside = [
         path
         for path in _within(directory)
@@ -311,7 +311,7 @@ def _within(directory: Path) -> list[Path]:
 
 
 def _create(path: Path) -> BinaryIO:
-    """A new file that others may read, if the umask lets them, but not write."""
+    """Open a new file that other users may read, if the umask allows, but not write."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb")  # noqa: PTH123
 
 

@@ -1,7 +1,7 @@
-"""Compiles CUDA C++ in memory to a cubin in memory, with NVRTC. Needs no GPU, driver, nvcc or CUDA_HOME.
+"""Compiles CUDA C++ in memory to a cubin in memory, with NVRTC. This needs no GPU, driver, nvcc or CUDA_HOME.
 
-The result depends on nothing but the arguments and the compiler's version. Only this module uses NVRTC. NVRTC is
-loaded at the first compilation, because importing `deep_gemm` must stay cheap.
+The result depends only on the arguments and the compiler's version. Only this module uses NVRTC. The first compilation
+loads NVRTC, because importing `deep_gemm` must stay cheap.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 from . import ptxas_log
 
 ARCH = "sm_90a"
-DEFAULT_OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # for lambdas, which nothing else marks
+DEFAULT_OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # makes unmarked lambdas device code
 
 
 class CompilerMissing(RuntimeError):  # noqa: N818  "CompilerMissingError" would say less
-    """NVRTC or its Python bindings are absent, or do not have torch's CUDA version."""
+    """NVRTC or its Python bindings are missing, or their CUDA version differs from torch's."""
 
 
 class CompileError(RuntimeError):
-    """The compiler refused a source, or, if `strict`, the kernel would be slow."""
+    """The compiler refused a source. With `strict`: or the compiled kernel would be slow."""
 
     def __init__(self, name: str, reason: str, *, log: str, options: tuple[str, ...], source: str) -> None:
         super().__init__(name, reason)
@@ -40,8 +40,8 @@ class CompileError(RuntimeError):
         """The file that the cache wrote the source to."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is pickled as its class and `args`, which lack arguments given by keyword. A worker's error that
-        # cannot be unpickled hangs the pool that waits for it.
+        # Pickle stores an exception's class and `args`, but not its keyword arguments. If a worker's error cannot be
+        # unpickled, the pool that waits for the worker hangs.
         made = partial(type(self), log=self.log, options=self.options, source=self.source)
         return made, self.args, {"source_path": self.source_path}
 
@@ -59,15 +59,15 @@ class CompiledKernel:
     log: str
     compiler: str
     config: str = field(default="", compare=False)
-    """The name of its configuration, for people."""
+    """The name of the kernel's configuration, for people."""
 
 
 def full_options(options: Iterable[str], arch: str = ARCH) -> tuple[str, ...]:
-    """Give all options for NVRTC: the caller's, and the ones that every compilation needs."""
+    """Return all options for NVRTC: the caller's options, and the options that every compilation needs."""
     return (
         f"--gpu-architecture={arch}",
         "--ptxas-options=-v",  # registers, spills and performance notes in the log
-        "--no-source-include",  # else NVRTC takes a missing header from the current directory
+        "--no-source-include",  # else NVRTC reads a missing header from the current directory
         *options,
     )
 
@@ -83,8 +83,8 @@ def compile_cubin(
 ) -> CompiledKernel:
     """Compile `source`, whose includes (`"ptx/mbarrier.cuh"`) are keys of `headers`.
 
-    NVRTC releases the GIL, so threads compile at the same time. With `strict`, a CompileError is raised if the kernel
-    spills, needs a stack frame, or contains a WGMMA or setmaxnreg that ptxas could not honour.
+    NVRTC releases the GIL, so threads compile at the same time. With `strict`, raise a CompileError if the kernel
+    spills or needs a stack frame, or if ptxas notes a slow WGMMA or an ignored setmaxnreg.
     """
     all_options = full_options(options, arch)
     status, cubin, log = _run(f"{name}.cu", source, headers, all_options, artifact="CUBIN")
@@ -106,7 +106,7 @@ def compile_ptx(source: str, headers: Mapping[str, str], *, name: str) -> bytes:
 
 
 def check_strictly(kernel: CompiledKernel, options: tuple[str, ...], source: str) -> None:
-    """Raise a CompileError if the compiler's log holds a complaint."""
+    """Raise a CompileError if the compiler's log contains a complaint."""
     if complaints := ptxas_log.complaints(kernel.log):
         reason = "compiled, but not as planned:\n  " + "\n  ".join(complaints)
         raise CompileError(kernel.name, reason, log=kernel.log, options=options, source=source)
@@ -114,23 +114,23 @@ def check_strictly(kernel: CompiledKernel, options: tuple[str, ...], source: str
 
 @cache
 def compiler_version() -> str:
-    """The exact build of NVRTC, such as "13.0.88 CL-36424714".
+    """Return the exact build of NVRTC, such as "13.0.88 CL-36424714".
 
-    `nvrtcVersion` knows only 13.0, and two builds of one release may give different machine code. The build is named
-    at the top of any PTX, so an empty program is compiled.
+    `nvrtcVersion` returns only 13.0, but two builds of one release may make different machine code. The first lines of
+    any PTX name the build, so this function compiles an empty program.
     """
     options = ("--gpu-architecture=compute_90a",)
     status, ptx, log = _run("version.cu", "", {}, options, artifact="PTX")
     match = re.search(rb"Compiler Build ID: (\S+).*?, V([\d.]+)", ptx or b"", re.DOTALL)
     if match is None:
-        raise CompilerMissing(f"NVRTC does not tell its version: {status}\n{log}")
+        raise CompilerMissing(f"NVRTC does not report its version: {status}\n{log}")
     return f"{match[2].decode()} {match[1].decode()}"
 
 
 def _run(
     file_name: str, source: str, headers: Mapping[str, str], options: tuple[str, ...], *, artifact: str
 ) -> tuple[str, bytes | None, str]:
-    """NVRTC's status, its artifact ("CUBIN" or "PTX", None if it failed) and its log."""
+    """Run NVRTC. Return its status, its artifact ("CUBIN" or "PTX"; None if it failed) and its log."""
     nvrtc = _nvrtc()
     (program,) = _checked(
         nvrtc.nvrtcCreateProgram(
@@ -153,8 +153,8 @@ def _run(
 
 
 def _read(get_size: Any, get: Any, program: Any) -> bytes:
-    # A bytearray, because NVRTC writes into it. Never `b" " * size`, as the bindings' examples have it: for size 1
-    # the whole interpreter shares that object.
+    # NVRTC writes into the buffer, so the buffer is a bytearray. It must not be `b" " * size`, as in the examples of
+    # the bindings: with size 1, that is an object that the whole interpreter shares.
     (size,) = _checked(get_size(program))
     buffer = bytearray(size)
     _checked(get(program, buffer))
@@ -170,7 +170,7 @@ def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @cache
 def _nvrtc() -> Any:
-    """The bindings' module, after a check that it and its library have torch's CUDA major version."""
+    """Import the bindings of NVRTC. Check that the bindings and the NVRTC library have torch's CUDA major version."""
     wanted = _torch_cuda_major()
     try:
         bindings = importlib.import_module("cuda.bindings")
@@ -182,7 +182,7 @@ def _nvrtc() -> Any:
     try:
         major, minor = _checked(nvrtc.nvrtcVersion())
     except (RuntimeError, OSError) as error:
-        why = " ".join(str(error).split())  # the bindings' text has several lines, the doctor's nine
+        why = " ".join(str(error).split())  # joined, because the bindings' text has several lines
         raise _missing(wanted, f"{found}, but no NVRTC library for it ({why})", bindings_major) from error
     # Both are compared: bindings 12.9 load an NVRTC 13 if they find one.
     if wanted is not None and (wanted, wanted) != (bindings_major, major):
@@ -191,7 +191,7 @@ def _nvrtc() -> Any:
 
 
 def _missing(wanted: int | None, found: str, extra: int = 13) -> CompilerMissing:
-    """Say what to install: for the CUDA that torch has, or, if it has none, what suits the bindings."""
+    """Make an error that names the packages to install: for torch's CUDA, or, without it, for the bindings' CUDA."""
     of_which = f"of CUDA {wanted}, as torch has" if wanted else "of one CUDA version"
     choice = ". This torch has no CUDA: for another machine take the extra of its torch.version.cuda, cu12 or cu13"
     return CompilerMissing(
@@ -201,9 +201,9 @@ def _missing(wanted: int | None, found: str, extra: int = 13) -> CompilerMissing
 
 
 def _torch_cuda_major() -> int | None:
-    """CUDA's major version in torch, or None if torch is absent or has no CUDA: then any NVRTC will do.
+    """Return torch's CUDA major version. None if torch is absent or has no CUDA: then any NVRTC fits.
 
-    It is read from torch's version file, because importing torch takes seconds.
+    The version is read from a file of torch, because importing torch takes seconds.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

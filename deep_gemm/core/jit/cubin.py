@@ -1,8 +1,8 @@
 """A reader of cubins: their kernels, the resources and machine code of each, and a report.
 
-A cubin is an ELF64 file. Each kernel has a section `.text.<kernel>` of 128-bit instructions: the kernel's, those of
-functions that it calls without inlining, and padding at the end. `.nv.info` holds records on registers and stack.
-The layout is undocumented; it was found by compiling small kernels with NVRTC 12.8 and 13.0.
+A cubin is an ELF64 file. Each kernel has a section `.text.<kernel>` of 128-bit instructions. The section contains the
+kernel, the functions that it calls without inlining, and padding at the end. `.nv.info` has records of registers and
+stack. NVIDIA does not document this layout. It was found by compiling small kernels with NVRTC 12.8 and 13.0.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from . import ptxas_log
 
-# By the low 9 bits; the 3 bits above say where operands come from (FFMA is 0x223 on registers, 0x823 with an
-# immediate). The mnemonics are nvdisasm 12.8's.
+# Mnemonics of nvdisasm 12.8, by an instruction's low 9 bits. The 3 bits above tell where operands are: FFMA is 0x223 on
+# registers, and 0x823 with an immediate.
 _MNEMONICS = {
     0x002: "MOV",
     0x020: "FMUL",
@@ -67,9 +67,9 @@ _EIATTR_FRAME_SIZE = 0x11
 _EIATTR_REGCOUNT = 0x2F
 _OS_ABI_AT = 7
 _FLAGS_AT = 0x30
-# The byte of the ELF header's flags that names the GPU, by the header's OS ABI: before CUDA 13, and from 13 on.
+# The byte of the ELF header's flags that has the GPU's number, by the header's OS ABI: 0x33 before CUDA 13, then 0x41.
 _ARCHITECTURE_IN_FLAGS = {0x33: 0, 0x41: 1}
-# sm_90 keeps the first 1024 bytes of shared memory for itself, and a kernel's section counts them.
+# sm_90 reserves the first 1024 bytes of shared memory for the system. A kernel's section includes these bytes.
 _RESERVED_SHARED_BYTES = 1024
 
 
@@ -79,9 +79,9 @@ class Control(NamedTuple):
     stall: int
     """Cycles until the next instruction may issue."""
     yield_: int
-    """The bit as stored. 0 asks that another warp goes next. (Undocumented; compilers use it this way.)"""
+    """The bit as stored. 0 lets another warp issue next. (NVIDIA does not document it; compilers use it this way.)"""
     write_barrier: int
-    """The scoreboard (0-5, 7: none) that is released when the result is written."""
+    """The scoreboard (0 to 5; 7 for none) that is released when the result is written."""
     read_barrier: int
     """The scoreboard that is released when the operands have been read."""
     wait_mask: int
@@ -91,10 +91,10 @@ class Control(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """128 bits of machine code."""
+    """An instruction: 128 bits of machine code."""
 
     offset: int
-    """Position of its first byte in the cubin."""
+    """Position of the instruction's first byte in the cubin."""
     low: int
     high: int
 
@@ -105,7 +105,7 @@ class Instruction(NamedTuple):
 
     @property
     def control(self) -> Control:
-        """Bits 105 to 125."""
+        """The scheduling fields, which are bits 105 to 125."""
         bits = self.high >> 41
         return Control(
             stall=bits & 0xF,
@@ -118,12 +118,12 @@ class Instruction(NamedTuple):
 
     @property
     def destination(self) -> int:
-        """Bits 16 to 23: the first register that it writes."""
+        """Bits 16 to 23: the first register that the instruction writes."""
         return self.low >> 16 & 0xFF
 
     @property
     def first_source(self) -> int:
-        """Bits 24 to 31: the register of its first operand."""
+        """Bits 24 to 31: the register of the first operand."""
         return self.low >> 24 & 0xFF
 
     @property
@@ -133,12 +133,12 @@ class Instruction(NamedTuple):
 
     @property
     def immediate(self) -> int:
-        """Bits 32 to 63, the immediate operand: for a USETMAXREG the register count."""
+        """Bits 32 to 63: the immediate operand. In a USETMAXREG it is the register count."""
         return self.low >> 32
 
     @property
     def is_multicast(self) -> bool:
-        """Bit 75 of a UTMALDG: a mask of CTAs is one of its operands."""
+        """Bit 75 of a UTMALDG: tell whether the instruction has a mask of CTAs as an operand."""
         return bool(self.high >> 11 & 1)
 
 
@@ -148,34 +148,34 @@ class KernelCode:
 
     name: str
     registers: int
-    """Per thread, at launch."""
+    """Registers of a thread at launch."""
     stack_frame_bytes: int
-    """Local memory per thread, including the memory of functions it calls."""
+    """Local memory of a thread, including the memory of functions that the kernel calls."""
     static_shared_bytes: int
-    """Bytes as the driver counts them: with the alignment of a dynamic array, without the system's 1024 bytes."""
+    """Bytes as in the driver's count: with the alignment of a dynamic array, without the system's 1024 bytes."""
     code_bytes: int
     instructions: tuple[Instruction, ...]
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """Instructions by mnemonic, including the padding's."""
+        """Number of instructions by mnemonic, including the padding."""
         return Counter(instruction.mnemonic for instruction in self.instructions)
 
 
 @dataclass(frozen=True)
 class KernelReport(KernelCode):
-    """Facts of one kernel."""
+    """A kernel of a cubin, with counts of its instructions and the compiler's notes."""
 
     multicast_loads: int
     """TMA loads that write to every CTA of a cluster."""
     setmaxnreg: frozenset[int]
-    """The register counts that its setmaxnreg instructions ask for."""
+    """The register counts in the kernel's setmaxnreg instructions."""
     notes: tuple[str, ...]
     """ptxas's notes about WGMMA and setmaxnreg."""
 
 
 def read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
-    """All kernels of a cubin, in the order of its symbols; a malformed cubin is a ValueError."""
+    """Return all kernels of a cubin, in the order of its symbols. Raise a ValueError if the cubin is malformed."""
     try:
         return _read_kernels(cubin)
     except (struct.error, KeyError) as error:
@@ -183,7 +183,7 @@ def read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
 
 
 def report(cubin: bytes, log: str, *, kernel: str | None = None) -> KernelReport:
-    """The report on one kernel. `kernel`, its name, may be left out if the cubin holds only one."""
+    """Report on one kernel. `kernel` is its name; it may be None if the cubin has only one kernel."""
     kernels = read_kernels(cubin)
     chosen = [code for code in kernels if kernel in (None, code.name)]
     if len(chosen) != 1:
@@ -198,7 +198,7 @@ def report(cubin: bytes, log: str, *, kernel: str | None = None) -> KernelReport
 
 
 def architecture(cubin: bytes) -> int:
-    """The GPU that a cubin is for, such as 90; a malformed cubin is a ValueError."""
+    """Return the architecture of a cubin, such as 90. Raise a ValueError if the cubin is malformed."""
     try:
         _sections(cubin)
         return cubin[_FLAGS_AT + _ARCHITECTURE_IN_FLAGS[cubin[_OS_ABI_AT]]]
@@ -207,13 +207,13 @@ def architecture(cubin: bytes) -> int:
 
 
 NO_DISASSEMBLER = (
-    "there is no nvdisasm or cuobjdump on PATH, in CUDA_HOME/bin or in Triton. They come with the CUDA toolkit "
-    "(or: pip install triton); nothing else here needs them."
+    "there is no nvdisasm or cuobjdump on PATH, in CUDA_HOME/bin or in Triton. The CUDA toolkit has them "
+    "(or: pip install triton). Nothing else in the package needs them."
 )
 
 
 def disassemble(cubin: bytes) -> str | None:
-    """The output of nvdisasm or cuobjdump, or None if there is neither. For people only: no code depends on it."""
+    """Return the output of nvdisasm or cuobjdump; None if both are missing. It is for people: no code depends on it."""
     command = _disassembler()
     if command is None:
         return None
@@ -316,13 +316,13 @@ def _string(table: bytes, start: int) -> str:
 
 
 def _resource_records(info: bytes) -> dict[tuple[int, int], int]:
-    """(attribute, symbol index) -> value, for the records of `.nv.info` that hold exactly these two."""
+    """Read the records of `.nv.info` with one symbol and one value, as (attribute, symbol index) -> value."""
     records = {}
     at = 0
     while at < len(info):
         form, attribute, value = struct.unpack_from("<BBH", info, at)
         at += 4
-        if form == 4:  # `value` is the size of what follows; in all other forms it is the value itself
+        if form == 4:  # here `value` is the size of the bytes behind it; in other forms it is the value
             if value == 8:
                 symbol, amount = struct.unpack_from("<II", info, at)
                 records[attribute, symbol] = amount

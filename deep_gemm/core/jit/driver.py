@@ -1,6 +1,6 @@
-"""The CUDA driver: loading machine code, encoding tensor maps, launching. Only this package uses it.
+"""Calls of the CUDA driver: load machine code, encode tensor maps, launch. Only core/jit calls the driver.
 
-Nothing here allocates device memory, reads it or waits. The contexts are torch's.
+No function here allocates device memory, reads it or waits. The contexts are torch's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LaunchError(DriverError):
 
 
 class EarlierError(DriverError):
-    """A kernel that ran before has failed, one of this package or another's. The process has lost its GPU."""
+    """A kernel that ran earlier has failed: this package's kernel or another's. The process has lost its GPU."""
 
 
 OF_EARLIER_KERNELS = frozenset(
@@ -46,7 +46,7 @@ OF_EARLIER_KERNELS = frozenset(
         "CUDA_ERROR_TENSOR_MEMORY_LEAK",
     }
 )
-"""Errors of running kernels. Any later call of the driver returns them, and that call is never their cause."""
+"""Errors of running kernels. Any later call of the driver returns such an error, but that call did not cause it."""
 
 
 @cache
@@ -71,7 +71,7 @@ def _checked(call: str, result: tuple[Any, ...], failure: type[DriverError] = Dr
 
 
 def driver_version() -> tuple[int, int] | None:
-    """The newest CUDA that the driver knows, such as (13, 0); None if there is no driver, or no bindings to ask it."""
+    """Return the driver's CUDA version, such as (13, 0); None if the driver or the bindings are missing."""
     try:
         version = _checked("cuDriverGetVersion", _driver().cuDriverGetVersion())
     except (ImportError, OSError, RuntimeError):
@@ -80,7 +80,7 @@ def driver_version() -> tuple[int, int] | None:
 
 
 def use_torchs_context() -> bool:
-    """Give a thread that has not used CUDA yet torch's context of the current device; tell whether it had none."""
+    """Set torch's context of the current device if this thread has no context. Tell whether it had none."""
     cu = _driver()
     if int(_checked("cuCtxGetCurrent", cu.cuCtxGetCurrent())):
         return False
@@ -97,7 +97,7 @@ def _torchs_context(device: int) -> Any:
 
 
 class Kernel:
-    """A kernel loaded into the current context, with the shared memory that its launches use."""
+    """A kernel that is loaded into the current context, and the bytes of shared memory of its launches."""
 
     def __init__(self, compiled: CompiledKernel, shared_bytes: int) -> None:
         cu = _driver()
@@ -114,16 +114,16 @@ class Kernel:
 
 
 CODES_OF_ANOTHER_CUDA = ("NO_BINARY_FOR_GPU", "INVALID_IMAGE", "UNSUPPORTED_PTX_VERSION")
-"""Error codes of a driver that does not know a kernel's machine code."""
+"""Error codes of a driver that cannot load a kernel's machine code."""
 OLDEST_COMPILER = (12, 8)
-"""NVRTC that is supported."""
+"""The oldest supported NVRTC."""
 
 
 def _if_too_old(compiled: CompiledKernel, said: str) -> str:
-    """Advice if the driver has an older CUDA than the compiler; else an empty text.
+    """Return advice if the driver's CUDA is older than the compiler's; else an empty text.
 
-    A driver is meant to load the code of every compiler of its own major version. If it says that it does not know the
-    code, the minor version counts too.
+    A driver should load code of every compiler of its major version. The minor version counts too if the driver
+    returned an error code of `CODES_OF_ANOTHER_CUDA`.
     """
     version = _checked("cuDriverGetVersion", _driver().cuDriverGetVersion())
     has, minor = version // 1000, version % 1000 // 10
@@ -145,7 +145,7 @@ def _if_too_old(compiled: CompiledKernel, said: str) -> str:
 
 
 PORTABLE_CLUSTER = 8
-"""Largest cluster, in CTAs, that every GPU runs. A kernel with larger clusters must ask for them."""
+"""CTAs of the largest cluster that every GPU runs. A kernel with larger clusters needs an attribute for this."""
 _OnePointer = ctypes.c_void_p * 1
 
 
@@ -159,18 +159,18 @@ class ParamsBuffer:
         before = -start % MAP_ALIGNMENT
         self.address = start + before
         self.bytes = memoryview(memory)[before : before + size]
-        """Writing past them is a ValueError."""
+        """The parameters' bytes. A write past their end raises a ValueError."""
         self.words = self.bytes.cast("Q")
         self.pointers = _OnePointer(self.address)
 
 
 class Launcher:
-    """Launches one kernel: holds the parameters' memory and everything else of a launch."""
+    """Launches one kernel. It holds the memory of the parameters and all other arguments of a launch."""
 
     def __init__(
         self, kernel: Kernel, params_bytes: int, threads: int, cluster: int, *, is_dependent: bool = False, of: str = ""
     ) -> None:
-        """`is_dependent`: the kernel may start before the one ahead on its stream ends, and waits for it itself.
+        """`is_dependent`: the kernel may start before the kernel ahead on its stream ends, and waits for it itself.
 
         `of` is the configuration's name, for errors.
         """
@@ -187,19 +187,19 @@ class Launcher:
         self.kernel, self.threads, self.cluster, self.is_dependent, self.of = kernel, threads, cluster, is_dependent, of
         self.config = _config(kernel, 1, threads, _attributes(cluster, is_dependent))
         self.start, self.success = cu.cuLaunchKernelEx, cu.CUresult.CUDA_SUCCESS
-        """`start` takes `config`, `function`, `pointers` and 0, and returns a tuple with the driver's status."""
+        """The arguments of `start` are `config`, `function`, `pointers` and 0. It returns (the driver's status,)."""
         self.current_stream, self.current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
 
     def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
-        """Encode a map that begins at `address`. Only the simulator needs `tensor`, where the map's tensor begins."""
+        """Encode a map that begins at `address`. Only the simulator needs `tensor`, the address of the map's tensor."""
         return encode(tensor_map, address)
 
     def keeps_addresses(self) -> bool:
-        """Tell whether a map's first word is its address, so that a replay may replace it."""
+        """Tell whether a map's first word is its address, so that a replay may overwrite this word."""
         return address_is_first_word()
 
     def hold(self, template: bytes, grid: int) -> None:
-        """Take the parameters and the grid of the next launch."""
+        """Store the parameters and the grid of the next launch."""
         self.params.bytes[: len(template)] = template
         self.config.gridDimX = self.grid = grid
 
@@ -208,7 +208,7 @@ class Launcher:
         self.config.hStream = self.stream = stream
 
     def start_again(self, status: Any, device: int) -> None:
-        """Launch again after a failure if this thread had no context; else raise the driver's error."""
+        """Launch again if the launch failed because this thread had no context; else raise the driver's error."""
         with torch.cuda.device(device):
             if use_torchs_context():
                 (status,) = self.start(self.config, self.function, self.pointers, 0)
@@ -240,7 +240,7 @@ def _config(kernel: Kernel, grid: int, threads: int, attributes: list[Any]) -> A
 
 @cache
 def _attributes(cluster: int, is_dependent: bool) -> list[Any]:
-    """Attributes of a launch. They are cached, because the bindings make them slowly and a launch copies them."""
+    """Make the attributes of a launch. They are cached because the bindings are slow; each launch copies them."""
     cu = _driver()
     attributes = []
     if cluster > 1:
@@ -264,14 +264,14 @@ def _cluster_attribute(cluster: int) -> Any:
 
 
 def clusters_at_once(kernel: Kernel, threads: int, cluster: int) -> int:
-    """Ask how many clusters of `cluster` CTAs, of `threads` threads each, run at a time on the current GPU."""
+    """Return the number of clusters that the current GPU runs at a time, with `cluster` CTAs of `threads` threads."""
     config = _config(kernel, cluster, threads, [_cluster_attribute(cluster)])
     answer = _driver().cuOccupancyMaxActiveClusters(kernel.function, config)
     return int(_checked("cuOccupancyMaxActiveClusters", answer))
 
 
 def encode(tensor_map: TensorMap, address: int) -> bytes:
-    """Encode a tensor map that begins at this address: the 128 bytes that a kernel takes."""
+    """Encode a tensor map that begins at this address. Return the 128 bytes that a kernel reads."""
     cu = _driver()
     number = cu.cuuint64_t
     sizes, strides = [*map(number, tensor_map.sizes)], [*map(number, tensor_map.strides)]
@@ -291,7 +291,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
 
 @cache
 def _fixed_arguments(element: ElementType, swizzle: int, box: tuple[int, ...]) -> tuple[Any, ...]:
-    """Arguments that do not depend on the tensor's sizes. They are cached, because the bindings make them slowly."""
+    """Make the arguments that do not depend on the tensor's sizes. They are cached because the bindings are slow."""
     cu = _driver()
     types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
     return (
@@ -316,9 +316,9 @@ def _fixed_arguments(element: ElementType, swizzle: int, box: tuple[int, ...]) -
 
 @cache
 def address_is_first_word() -> bool:
-    """Tell whether this driver keeps a tensor map's address in its first word, so that a replay may replace it there.
+    """Tell whether this driver stores a tensor map's address in its first word, so that a replay may overwrite it.
 
-    To find out, one map is encoded for two addresses: only that word may differ, and it must be the address.
+    The test encodes one map for two addresses. Only the first word may differ, and it must be the address.
     """
     tensor_map = TensorMap(ElementType.UINT8, (256, 64), (256,), (128, 64), 128)
     addresses = (0x7000_0000_0000, 0x7111_2222_3340)

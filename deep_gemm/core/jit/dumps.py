@@ -1,10 +1,10 @@
-"""Writes PTX, machine code and its disassembly as files for people, beside the kernel's file in the cache.
+"""Writes a kernel's PTX, machine code and disassembly as files for people, beside the kernel's file in the cache.
 
     fp8_gemm_dense-<key>.ptx      DG_JIT_DUMP_PTX
     fp8_gemm_dense-<key>.cubin    DG_JIT_DUMP_SASS
     fp8_gemm_dense-<key>.sass     the same, if there is a disassembler
 
-A file that cannot be written is a warning, because a dump must not stop an engine.
+If a file cannot be written, there is only a warning, because a dump must not stop an engine.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def dump(kernel: CompiledKernel, path: Path, source: str, headers: Mapping[str, 
             _warn(f"{kernel.name}: {error}")
             return
         if code is None:
-            _warn(f"DG_JIT_DUMP_SASS: {NO_DISASSEMBLER} Machine code is kept as it is, *.cubin in {path.parent}.")
+            _warn(f"DG_JIT_DUMP_SASS: {NO_DISASSEMBLER} The machine code is in {path.parent}, as *.cubin.")
         else:
             _write(path.with_suffix(".sass"), code.encode())
 
 
 @cache
 def _warn(message: str) -> None:
-    """Warn, but only once in a process for each message."""
+    """Warn, but only once for each message in a process."""
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 

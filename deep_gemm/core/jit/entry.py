@@ -1,11 +1,11 @@
-"""One compiled kernel as one file, so no partial state can be read.
+"""The file of a compiled kernel. One file holds all of a kernel, so that no reader sees half of it.
 
     line 1  deep_gemm kernel 1 <sha256 of all that follows>
     line 2  {"key": ..., "name": ..., "compiler": ..., "config": ..., "options": ..., "passes": ..., "log": ...}
     rest    the cubin
 
-`head -2 <file>` describes a file to a person. The bytes may come from anywhere, so each fault in them is an `Unsound`
-that names the fault, and nothing is unpickled.
+`head -2 <file>` shows a person what the file holds. The bytes may come from anywhere: nothing is unpickled, and each
+fault raises an `Unsound` that names the fault.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from .compiler import CompiledKernel
 
 SUFFIX = ".kernel"
 STEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*-[0-9a-f]{64}")
-"""A kernel's name and key. It holds no slash, so no name leads out of a folder."""
+"""A kernel's name and key. The pattern has no slash, so no name can point outside a folder."""
 MOST_BYTES = 64 << 20
-"""No kernel is nearly as large, so a larger file is none, and is not read."""
+"""All kernels are much smaller. A larger file cannot be a kernel and is not read."""
 _MAGIC = b"deep_gemm kernel 1 "
 
 
 class Unsound(Exception):  # noqa: N818  "UnsoundError" would say less
-    """Bytes that are not a kernel, or not the one that their name says."""
+    """The bytes are not a kernel, or not the kernel that the file's name states."""
 
 
 def file_name(name: str, key: str) -> str:
-    """Name of a kernel's file. It starts with the kernel's name, for people."""
+    """Name a kernel's file. The file's name starts with the kernel's name, for people."""
     return f"{name}-{key}{SUFFIX}"
 
 
 def pack(key: str, kernel: CompiledKernel, *, options: Sequence[str], passes: Sequence[str]) -> bytes:
-    """Bytes of a kernel's file."""
+    """Return the bytes of a kernel's file."""
     facts = {
         "key": key,
         "name": kernel.name,
@@ -53,17 +53,17 @@ def pack(key: str, kernel: CompiledKernel, *, options: Sequence[str], passes: Se
 
 
 def unpack(data: bytes, name: str, key: str) -> CompiledKernel:
-    """The kernel in these bytes, which must be of this name and key."""
+    """Return the kernel in these bytes, which must have this name and key."""
     head, _, body = data.partition(b"\n")
     if not head.startswith(_MAGIC):
-        raise Unsound("it is not a kernel's file, or one of another format" if data else "it is empty")
+        raise Unsound("it is not a kernel's file, or it has another format" if data else "it is empty")
     if head != _MAGIC + hashlib.sha256(body).hexdigest().encode():
         raise Unsound("its content does not have the digest that it states")
     line, _, cubin = body.partition(b"\n")
     try:
         facts = json.loads(line)
         found = tuple(facts[fact] for fact in ("key", "name", "log", "compiler"))
-        found = *found, facts.get("config", "")  # files of older versions lack it
+        found = *found, facts.get("config", "")  # files of older versions have no config
     except (ValueError, LookupError, TypeError, RecursionError):  # intact, but not written by `pack`
         raise Unsound("it does not state what it holds") from None
     if not all(isinstance(text, str) for text in found):
@@ -75,7 +75,7 @@ def unpack(data: bytes, name: str, key: str) -> CompiledKernel:
 
 
 def unpack_named(data: bytes, file: str) -> CompiledKernel:
-    """The kernel in the bytes of a file of this name."""
+    """Return the kernel in the bytes of a file, whose name states the kernel's name and key."""
     stem = file.removesuffix(SUFFIX)
     if not file.endswith(SUFFIX) or not STEM.fullmatch(stem):
         raise Unsound("its name is not a kernel's")
@@ -84,15 +84,15 @@ def unpack_named(data: bytes, file: str) -> CompiledKernel:
 
 
 def read_entry(path: Path) -> CompiledKernel:
-    """Read the kernel of a file; raise Unsound, or an OSError, if the file holds none."""
+    """Read the kernel of a file. Raise an Unsound or an OSError if the file has no valid kernel."""
     with open_regular(path) as file:
         return unpack_named(read_whole(file), path.name)
 
 
 class open_regular:  # noqa: N801  a context manager, called as a function
-    """A file open for reading, with its state; Unsound if it is no regular file.
+    """A file that is open for reading, and its state. Raises Unsound unless it is a regular file.
 
-    Only regular files are read: reading a pipe, for one, would wait for a writer.
+    Only regular files are read, because reading a pipe, for example, would wait for a writer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class open_regular:  # noqa: N801  a context manager, called as a function
     def __enter__(self) -> open_regular:
         if not stat.S_ISREG(self.state.st_mode):
             self.__exit__()
-            raise Unsound("it is no regular file")
+            raise Unsound("it is not a regular file")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +110,7 @@ class open_regular:  # noqa: N801  a context manager, called as a function
 
 
 def read_whole(file: open_regular) -> bytes:
-    """All bytes of a file that is not too large to be a kernel."""
+    """Read all bytes of a file. Raise an Unsound if the file is larger than any kernel."""
     if file.state.st_size > MOST_BYTES:
         raise Unsound(f"it has {file.state.st_size} bytes, more than any kernel")
     with open(file.descriptor, "rb", closefd=False) as whole:

@@ -1,25 +1,25 @@
-"""A pass over machine code: every other FFMA that promotes partial sums lets another warp go first.
+"""A pass over machine code: every other FFMA of promotion lets another warp issue the next instruction.
 
-Promotion is a run of FFMAs, 64 to 128 for each thread and block of k. NVRTC before 12.9 lets a warp keep the issue
-slot for the whole run (yield 1) and keeps the scale, which all FFMAs of a run read, in the operand cache (reuse 2, the
-second operand). From 12.9 on NVRTC gives the slot away at every other FFMA (yield 0) and does not keep that one's
-operand (reuse 0). The scheduler's other warps can then issue their products in between. The pass does the same to code
-of the older compilers.
+Promotion is a sequence of 64 to 128 FFMAs for each thread and k-block. In code of NVRTC before 12.9, a warp keeps the
+issue slot for the whole sequence (yield 1). The scale, which all its FFMAs read, stays in the operand cache (reuse 2:
+the second operand). In code of NVRTC 12.9 and later, a warp yields the slot at every other FFMA (yield 0), and this
+FFMA does not cache its operand (reuse 0). Other warps of the scheduler can then issue their products in between. The
+pass makes the same change in code of older compilers.
 
-The pass changes little, so that no result can change:
+The pass changes very little, so that no result can change:
 
-- Only the yield and reuse bits of promotion FFMAs: FFMA on registers, without predicate or modifier, whose first
-  operand is an accumulator of one of the kernel's QGMMAs. Any other instruction stays as it is, bit for bit.
-- Yield goes from 1 to 0, never back. It is a hint: a warp may lose the slot after any instruction (a miss of the
-  instruction cache is enough), and code must be right even then. FFMAs with a stall count other than 1 stay.
-- Reuse bits are cleared, never set. An operand that is not in the operand cache is read from the register file.
-- A kernel stays if more than a third of its promotion FFMAs yield: its compiler or this pass has interleaved it.
-- A file that is not a cubin for sm_90 is refused with a ValueError.
+- It changes only the yield and reuse bits of promotion FFMAs: FFMAs on registers, without predicate or modifier, whose
+  first operand is an accumulator of one of the kernel's QGMMAs. Every other instruction keeps all its bits.
+- It changes yield from 1 to 0, never back. Yield is a hint: a warp may lose the slot after any instruction (a miss of
+  the instruction cache is enough), and code must be right even then. It skips FFMAs whose stall count is not 1.
+- It clears reuse bits and never sets one. An operand that is not in the operand cache is read from the register file.
+- It skips a kernel if more than a third of its promotion FFMAs yield: then the kernel is already interleaved.
+- It raises a ValueError for a file that is not a cubin for sm_90.
 
-The rule for where to yield comes from comparing cubins of both compilers. The turn to yield alternates from instruction
-to instruction, starts again after an instruction that leaves the math pipes (loads, barriers, products, branches), and
-is used if it falls on a promotion FFMA. No compiler interleaves kernels with 256 threads an SM or fewer, which have at
-most one math warp on each scheduler: see `helps`.
+The rule for where to yield was found by comparing cubins of old and new compilers. The turn to yield alternates from
+instruction to instruction. It restarts after an instruction outside the math pipes (load, barrier, product, branch).
+Only a turn on a promotion FFMA changes bits. No compiler interleaves kernels with 256 or fewer threads on an SM, which
+have at most one math warp on each scheduler: see `helps`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .cubin import Instruction, KernelCode, architecture, read_kernels
 VERSION = 1
 """Part of the cache's key: raise it whenever the result of `interleave` changes."""
 COMPILERS_THAT_INTERLEAVE = (12, 9)
-"""Compilers from this version on interleave by themselves."""
+"""This version of NVRTC and later ones interleave by themselves."""
 THREADS_WITHOUT_OTHERS = 256
-"""Up to this many threads on an SM a scheduler has only two warps, and one is the producer's."""
+"""With up to this number of threads on an SM, a scheduler has at most two warps, and one is the producer's."""
 
 _FFMA_ON_REGISTERS = 0x223
 _ALWAYS = 7 << 12  # the predicate that is always true, in bits 12 to 15
@@ -42,11 +42,11 @@ _YIELD = 1 << 45  # in the upper 64 bits
 _REUSE = 0xF << 58
 _CONTROL_AND_THIRD_SOURCE = ~((1 << 41) - 1) | 0xFF
 _FIRST_BEYOND_MATH = 0x119
-"""Operations from here on, by their low nine bits, are for memory, barriers, tensor cores or branches."""
+"""Operations whose low nine bits are at least this are for memory, barriers, tensor cores or branches."""
 
 
 def interleave(cubin: bytes) -> bytes:
-    """The cubin with its promotion FFMAs interleaved; unchanged if there is nothing to do."""
+    """Interleave the promotion FFMAs of a cubin. Return it unchanged if there is nothing to do."""
     code = bytearray(cubin)
     for kernel in _kernels(cubin):
         promotions = frozenset(_promotions(kernel))
@@ -73,7 +73,7 @@ def helps(compiler: str, threads_per_sm: int) -> bool:
 
 def _kernels(cubin: bytes) -> tuple[KernelCode, ...]:
     if (found := architecture(cubin)) != 90:
-        raise ValueError(f"cubin: expected one for sm_90, got sm_{found}")
+        raise ValueError(f"cubin: expected a cubin for sm_90, got sm_{found}")
     return read_kernels(cubin)
 
 

@@ -1,8 +1,8 @@
-"""One builder at a time for each kernel, among threads and among processes.
+"""A lock by which only one thread of one process builds a kernel at a time.
 
-The lock of a file is the operating system's and goes with its process, however that ends. It is of the kind that a
-forked child does not inherit, and that network file systems know too. Where nothing can be locked, or a holder
-does not come back, several builders compile the same: files are renamed into place, so that costs time alone.
+Among processes it is the operating system's lock on a file, which ends with its process, however the process ends. A
+forked child does not inherit this kind of lock, and network file systems support it. If a file cannot be locked, or
+its holder never ends, several builders compile the same kernel. This only costs time: finished files are renamed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 SUFFIX = ".lock"
 PATIENCE_S = 60.0
-"""A builder waits this long for the lock's holder, then goes on without it: the holder may be stopped or gone."""
+"""A builder waits this long for the lock, and then builds without it: the holder may be stopped or gone."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.1
 
 
@@ -37,7 +37,7 @@ _threads = _Threads()
 
 
 def _forget_threads() -> None:
-    """A forked child has none of the parent's other threads, and must not wait for them."""
+    """Forget all locks in a forked child, which lacks the parent's other threads and must not wait for them."""
     global _threads  # noqa: PLW0603
     _threads = _Threads()
 
@@ -47,7 +47,7 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 @contextlib.contextmanager
 def one_builder(path: Path, *, among_processes: bool = True) -> Iterator[None]:
-    """Hold the lock file `path`, which is removed afterwards, or go on without it if it cannot be locked."""
+    """Hold the lock file `path` during the block, and then remove the file. If it cannot be locked, do not hold it."""
     until = time.monotonic() + PATIENCE_S
     of_threads = _threads.lock(path)
     is_alone = of_threads.acquire(timeout=max(until - time.monotonic(), 0))
@@ -58,7 +58,7 @@ def one_builder(path: Path, *, among_processes: bool = True) -> Iterator[None]:
         finally:
             if descriptor is not None:
                 with contextlib.suppress(OSError):
-                    path.unlink()  # before closing it, or this could remove the next holder's file
+                    path.unlink()  # before the close: later this could remove the next holder's file
                 os.close(descriptor)
     finally:
         if is_alone:
@@ -66,7 +66,7 @@ def one_builder(path: Path, *, among_processes: bool = True) -> Iterator[None]:
 
 
 def _locked(path: Path, until: float) -> int | None:
-    """Lock the lock file and give its descriptor; None if it cannot be locked in time."""
+    """Lock the lock file and return its descriptor; None if it cannot be locked in time."""
     pause = _FIRST_POLL_S
     while True:
         try:
@@ -77,7 +77,7 @@ def _locked(path: Path, until: float) -> int | None:
         if time.monotonic() > until:
             return None
         time.sleep(pause)
-        pause = min(2 * pause, _LAST_POLL_S)  # many waiting processes must not take the builder's time
+        pause = min(2 * pause, _LAST_POLL_S)  # many waiting processes must not slow the builder down
 
 
 def _try_to_lock(path: Path) -> int | None:
@@ -86,10 +86,10 @@ def _try_to_lock(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The holder before may have removed this file after it was opened here: then its lock keeps no process out.
+        # The last holder may have removed this file after it was opened here. A lock on a removed file locks nothing.
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
-    except (BlockingIOError, PermissionError, FileNotFoundError):  # held by another, or just removed
+    except (BlockingIOError, PermissionError, FileNotFoundError):  # locked by another process, or just removed
         pass
     except OSError:
         os.close(descriptor)

@@ -1,6 +1,6 @@
 """Reads ptxas's part of the compiler's log: registers, stack, spills, and notes about lost performance.
 
-NVRTC 12.8 to 13.5 prints all of it as "info", however serious it is:
+NVRTC 12.8 to 13.5 prints all these lines as "info", even the serious ones:
 
     ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine ...
     ptxas info    : Function properties for fp8_gemm_dense
@@ -19,11 +19,11 @@ _MEMORY = re.compile(
 )
 _NOTE = re.compile(r"\((?P<code>C75\d\d)\) (?P<text>.+)")
 
-# Notes are recognized by their words, because the numbers of messages change between versions of ptxas. From 13.1 on
-# it writes wgmma.wait_group for warpgroup.wait, and adds a missing fence without a note.
+# Notes are recognized by their words, because the numbers of messages change between versions of ptxas. Since 13.1
+# ptxas writes wgmma.wait_group instead of warpgroup.wait, and adds a missing fence without a note.
 _WAIT_INJECTED = "the compiler added a wait, because registers of a running WGMMA are used before wgmma.wait_group"
 _MEANING = {
-    "'setmaxnreg' ignored": "registers are not moved between the warps of a block, so all of them keep the same number",
+    "'setmaxnreg' ignored": "registers are not moved between the warps of a block, so all warps keep the same number",
     "are serialized": "the tensor core's products (WGMMA) wait for each other instead of overlapping",
     "warpgroup.wait is injected": _WAIT_INJECTED,
     "wgmma.wait_group is injected": _WAIT_INJECTED,
@@ -43,14 +43,14 @@ class LocalMemory:
 
 
 def clean(raw: bytes) -> str:
-    """The log as text, without NVRTC's NULs and ptxas's times: equal compilations have equal logs."""
+    """Return the log as text, without NVRTC's NULs and ptxas's times, so that equal compilations have equal logs."""
     text = raw.decode(errors="replace").replace("\0", "")
     lines = [line.rstrip() for line in text.splitlines() if not re.match(r"ptxas info\s*: Compile time = ", line)]
     return "\n".join(lines).strip()
 
 
 def local_memory(log: str) -> tuple[LocalMemory, ...]:
-    """Stack and spills of every function that the log describes."""
+    """Return the stack and spills of every function that the log describes."""
     return tuple(
         LocalMemory(match["function"], int(match["stack"]), int(match["stores"]), int(match["loads"]))
         for match in _MEMORY.finditer(log)
@@ -58,7 +58,7 @@ def local_memory(log: str) -> tuple[LocalMemory, ...]:
 
 
 def notes(log: str) -> list[str]:
-    """The notes C7500 to C7599, each with its meaning. They concern WGMMA and setmaxnreg, and all mean lost time."""
+    """List the notes C7500 to C7599, each with its meaning: they report slow WGMMA and ignored setmaxnreg."""
     found = []
     for match in _NOTE.finditer(log):
         meanings = [meaning for words, meaning in _MEANING.items() if words in match["text"]]
@@ -67,7 +67,7 @@ def notes(log: str) -> list[str]:
 
 
 def complaints(log: str) -> list[str]:
-    """Everything in the log that a finished kernel must not have, each as a sentence."""
+    """List the faults in the log that a finished kernel must not have, each as a sentence."""
     functions = local_memory(log)
     if not functions:
         # A log without a report must not pass: another ptxas may word it differently.

@@ -1,6 +1,6 @@
-"""The facts of a tensor that TMA needs: sizes, strides, the box of one copy, and its swizzle in shared memory.
+"""The description of a tensor that TMA needs: sizes, strides, the box of one copy, and its swizzle in shared memory.
 
-Pure data. The driver encodes it for a GPU; the simulator interprets it.
+A map is pure data. The driver encodes it for a GPU; the simulator interprets it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..check.layout import ADDRESS_ALIGNMENT
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
-"""Size of an encoded map, and the alignment of its address, inside a kernel's parameters too."""
+"""Size of an encoded map, and the alignment of its address, which also holds inside a kernel's parameters."""
 MAX_BOX = 256
 MAX_SWIZZLE = 128
 
@@ -25,7 +25,7 @@ class ElementType(Enum):
 
 
 class TensorMap(NamedTuple):
-    """A tensor in global memory as TMA sees it. Dimensions go from the innermost, contiguous one outwards."""
+    """A tensor in global memory as TMA sees it. The first dimension is the innermost one, which is contiguous."""
 
     element: ElementType
     sizes: tuple[int, ...]
@@ -36,7 +36,7 @@ class TensorMap(NamedTuple):
     """Span of the swizzle in bytes: 0 (none), 32, 64 or 128."""
 
     def why_illegal(self) -> str | None:
-        """Say why the driver would refuse to encode this; None if it would not."""
+        """Return why the driver would refuse to encode this map; None if it would accept the map."""
         inner_bytes = self.box[0] * self.element.value
         if not 1 <= len(self.sizes) <= 5:
             return f"expected 1 to 5 dimensions, got {len(self.sizes)}"

@@ -1,4 +1,4 @@
-"""Copies of a kernel's results to the host: the one place that reads a GPU's memory, or waits for a GPU."""
+"""Copies of a kernel's results to the host. Only this module reads a GPU's memory or waits for a GPU."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from . import driver
 
 _WRITTEN_TO: list[tuple[Tensor, Tensor]] = []
-"""Memory of copies that were under way when their `ToHost` was dropped."""
+"""Tensors whose copy was under way when their `ToHost` was deleted. They are never freed."""
 
 
 class ToHost:
-    """Copies from a tensor of a GPU to one in pinned memory of the host, again and again.
+    """Copies a GPU's tensor to a tensor in pinned host memory, as often as wanted.
 
-    torch's own copy and event take two to four times as long on the host, and a GPU waits for the host.
+    torch's own copy and event need two to four times as much host time, and a GPU waits for the host.
     """
 
     def __init__(self, source: Tensor, target: Tensor) -> None:
@@ -24,11 +24,11 @@ class ToHost:
         self._device = source.get_device()
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._device):
-            self._done.record()  # torch makes an event where it is recorded first
+            self._done.record()  # torch makes the event on the device of its first record
         self._event = driver._driver().CUevent(self._done.cuda_event)
 
     def begin(self) -> None:
-        """Copy, on the current stream."""
+        """Start the copy on the current stream."""
         if torch._C._cuda_getDevice() != self._device:
             with torch.cuda.device(self._device):
                 return self.begin()
@@ -39,11 +39,11 @@ class ToHost:
         return None
 
     def __del__(self) -> None:
-        """Keep the memory that a copy may yet write to: torch does not know of the copy."""
+        """Keep the memory of a copy that is under way: torch does not know of the copy and would reuse the memory."""
         if self._is_under_way:
             _WRITTEN_TO.append(self._tensors)
 
     def wait(self) -> None:
-        """Wait for the copy that began last."""
+        """Wait for the end of the last copy."""
         self._done.synchronize()
         self._is_under_way = False

@@ -1,8 +1,8 @@
-// mbarrier: a phase completes when all expected arrivals came and all announced bytes landed.
+// mbarrier: a phase completes once all expected arrivals have happened and all announced bytes have been written.
 // (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".)
 //
-// Phases alternate between parity 0 and 1. Waiting for a parity returns once the phase of that parity is over, so on
-// a new barrier a wait for 0 blocks, and a wait for 1 returns at once.
+// Phases alternate between parity 0 and 1. A wait for a parity returns once the phase of that parity is over. On a new
+// barrier, a wait for 0 blocks, and a wait for 1 returns at once.
 #pragma once
 #include "ptx/platform.cuh"
 
@@ -12,17 +12,17 @@ DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Shows the initialized barriers to the cluster's other CTAs and to TMA; a block or cluster barrier must follow.
+// Makes initialized barriers visible to the cluster's other CTAs and to TMA. A CTA or cluster barrier must follow.
 DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-// Arrives, if `is_arriving`, once the load of `loaded` is done, the warp's last load from shared memory. By itself a
-// load in flight does not hold up an arrival, whatever the memory model says: on an H200, queued behind other warps'
-// loads, it read data that TMA wrote after the arrival. (An odd number and an address differ; ptxas does not see that.
-// One predicate for both conditions, because a branch in the loop costs more.)
+// Arrives, if `is_arriving`, once the load of `loaded` is done. `loaded` must be the warp's last load from shared
+// memory. The hardware does not order the arrival behind a load in flight, whatever the memory model says: on an H200,
+// a load that queued behind other warps' loads read data that TMA wrote after the arrival. (`odd` never equals the
+// address, but ptxas does not know this. One predicate holds both conditions, because a branch in the loop costs more.)
 DEVICE void mbarrier_arrive_after(uint64_t* barrier, uint32_t loaded, bool is_arriving) {
   asm volatile(
       "{\n"
@@ -40,15 +40,15 @@ DEVICE void mbarrier_arrive_after(uint64_t* barrier, float loaded, bool is_arriv
   mbarrier_arrive_after(barrier, __float_as_uint(loaded), is_arriving);
 }
 
-// One arrival, which also announces `bytes` that TMA will bring in this phase.
+// Arrives once, and announces `bytes` that TMA will load in this phase.
 DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
                : "memory");
 }
 
-// Arrives at the barrier that lies at the same offset in CTA `cta_rank` of the cluster, which may be this one. It gives
-// back memory that this CTA has read. To publish writes into the other CTA, use a cluster barrier:
-// .release.cluster would do it here, but compiles to a memory barrier each time.
+// Arrives at the barrier at the same offset in CTA `cta_rank` of the cluster, which may be this CTA. The arrival frees
+// memory that this CTA has read. To publish writes to the other CTA, use a cluster barrier instead: .release.cluster
+// would publish them here, but compiles to a memory barrier each time.
 DEVICE void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {
   asm volatile(
       "{\n"
@@ -60,7 +60,7 @@ DEVICE void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {
       : "memory");
 }
 
-// The same if `is_arriving`, once the load of `loaded` is done; see mbarrier_arrive_after.
+// Like mbarrier_arrive_cluster, but if `is_arriving` and once the load of `loaded` is done (see mbarrier_arrive_after).
 DEVICE void mbarrier_arrive_cluster_after(uint64_t* barrier, uint32_t cta_rank, float loaded, bool is_arriving) {
   asm volatile(
       "{\n"
@@ -89,10 +89,10 @@ DEVICE void mbarrier_arrive_cluster_after(uint64_t* barrier, uint32_t cta_rank, 
         : "memory");                                     \
     return is_over != 0;                                 \
   }
-// Asks whether the phase is over and returns at once. It is test_wait, because try_wait on a phase that is not due
+// Tells whether the phase is over, and returns at once. It uses test_wait, because try_wait on an unfinished phase
 // suspends the warp for microseconds (measured on an H200).
 PTX_ASK_PHASE(mbarrier_test_wait_parity, "mbarrier.test_wait.parity.shared::cta.b64")
-// Asks whether the phase is over, and may suspend the warp until it is, or for as long as the hardware sees fit.
+// Tells whether the phase is over. The hardware may suspend the warp until then, or until a time limit of its own.
 PTX_ASK_PHASE(mbarrier_try_wait_parity, "mbarrier.try_wait.parity.shared::cta.b64")
 PTX_ASK_PHASE(mbarrier_try_wait_parity_cluster, "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64")
 
@@ -101,7 +101,7 @@ DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// The same, where the awaited data was written by other CTAs of the cluster.
+// Waits like mbarrier_wait_parity, for data that other CTAs of the cluster have written.
 DEVICE void mbarrier_wait_parity_cluster(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_try_wait_parity_cluster(barrier, parity)) {
   }

@@ -1,8 +1,8 @@
 // Types, macros and shared memory of kernels, so that NVRTC and the simulator's g++ can both compile a kernel.
-// The simulator has files of the same names as this folder's, and nothing else differs between the two.
+// The simulator replaces the files of this folder by files of the same names, and no other file of a kernel.
 #pragma once
 
-// NVRTC has no <cstdint> unless CUDA's headers are at hand, and none are needed otherwise.
+// NVRTC has no <cstdint> unless CUDA's headers are installed, and kernels need no other header of CUDA.
 using int8_t = signed char;
 using int16_t = short;
 using int32_t = int;
@@ -15,14 +15,14 @@ static_assert(sizeof(uint32_t) == 4 && sizeof(uint64_t) == 8, "fixed-width types
 
 #define DEVICE __device__ __forceinline__
 #define DEVICE_CONSTEXPR __device__ constexpr
-// A kernel with blocks of at most `threads` threads, `min_blocks` of them on an SM: KERNEL(384, 1) name(...) {...}
+// A kernel with CTAs of at most `threads` threads, and `min_blocks` CTAs on an SM: KERNEL(384, 1) name(...) {...}
 #define KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
-// A parameter that stays in constant memory, so that its address may be taken (tensor maps need that).
+// Keeps a parameter in constant memory, so that code may use its address, as tensor maps need.
 #define GRID_CONSTANT const __grid_constant__
-// Where a member lies in its struct, in constant expressions too. NVRTC's front end has this for <cstddef>'s `offsetof`.
+// The offset of a member in its struct, as a constant expression. NVRTC has this built-in for `offsetof` of <cstddef>.
 #define OFFSET_OF(type, member) __INTADDR__(&((type*)0)->member)
 
-// The release of CUDA that NVRTC is from: 1208 is 12.8.
+// NVRTC's CUDA release: 1208 is 12.8.
 constexpr uint32_t kCudaRelease = __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__;
 
 // The swizzled layouts of TMA and WGMMA repeat every 1024 bytes.
@@ -43,7 +43,7 @@ struct Float4 {
   float x, y, z, w;
 };
 
-// The 32-bit address in the shared window that the instructions of this folder take.
+// The 32-bit address in the shared window, which the instructions in this folder need.
 DEVICE uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -54,9 +54,9 @@ DEVICE uint32_t opaque(uint32_t value) {
   return value;
 }
 
-// The block's dynamic shared memory, seen as a T. Where it begins is hidden from the compiler and handed over by a
-// shuffle: so it is a value that all lanes share, kept over loops. Known, it would be computed anew for each use, from
-// the CTA's rank, which takes tens of cycles to read.
+// The CTA's dynamic shared memory, as a T. A shuffle hides the address from the compiler, so the compiler keeps it in a
+// register, as a value that all lanes share. If the compiler knew the address, it would compute it again for each use
+// from the CTA's rank, and reading the rank takes tens of cycles.
 template <typename T>
 DEVICE T& dynamic_shared() {
   uint64_t address;

@@ -1,7 +1,7 @@
-// Moving registers between the warpgroups of a block. (PTX ISA, "setmaxnreg".)
+// Moves registers between the warpgroups of a CTA. (PTX ISA, "setmaxnreg".)
 //
-// All warps of a warpgroup execute it. An increase waits until decreases have freed enough, for ever if the block's
-// registers at launch do not suffice for all: (threads x registers) after must not be more than before.
+// All warps of a warpgroup execute it. An increase waits until decreases have freed enough registers. It waits for ever
+// if the sum of (threads x registers) would exceed the CTA's registers at launch.
 #pragma once
 #include "ptx/platform.cuh"
 

@@ -1,14 +1,14 @@
 // TMA: copies of boxes of a tensor between global and shared memory. (PTX ISA, "Data Movement and Conversion
 // Instructions: Tensor copy", and "Tensors" for boxes, swizzling and what happens out of bounds.)
 //
-// Coordinates count elements, innermost dimension first, and may lie outside the tensor on either side: such elements
-// load as zeros and are not stored. One thread issues a copy; it works on shared memory through the asynchronous proxy.
+// Coordinates count elements, innermost dimension first. They may be outside the tensor on either side: such elements
+// are loaded as zeros and not stored. One thread issues a copy, which accesses shared memory through the async proxy.
 #pragma once
 #include "ptx/platform.cuh"
 
 namespace ptx {
 
-// A tensor map, which the driver's cuTensorMapEncodeTiled fills in.
+// A tensor map. The driver's cuTensorMapEncodeTiled makes its content.
 struct alignas(64) TensorMap {
   uint64_t opaque[16];
 };
@@ -17,20 +17,20 @@ DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Makes this thread's writes to shared memory visible to TMA and WGMMA. Every writing thread needs it, before the
-// barrier that tells the issuing thread. (PTX ISA, "Async proxy".)
+// Makes this thread's writes to shared memory visible to TMA and WGMMA. Every writing thread must execute it before its
+// barrier with the thread that issues the TMA copy or WGMMA. (PTX ISA, "Async proxy".)
 DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The same of global memory.
+// The same for writes to global memory.
 DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// An access policy for the L2. (PTX ISA, "createpolicy".) Not volatile: one for all loads will do.
+// An access policy for the L2. (PTX ISA, "createpolicy".) Not volatile: all loads may share one policy.
 DEVICE uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// ---- Loads: the landing bytes are subtracted from what `barrier` expects.
+// ---- Loads: the loaded bytes are subtracted from the bytes that `barrier` expects.
 
 DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   asm volatile(
@@ -40,7 +40,7 @@ DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destinati
       : "memory");
 }
 
-// The same for data that is read once: it is the first to leave the L2.
+// The same for data that is read only once: the L2 evicts this data first.
 DEVICE void tma_load_2d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -49,8 +49,8 @@ DEVICE void tma_load_2d_evict_first(const TensorMap* map, uint64_t* barrier, voi
       : "memory");
 }
 
-// Loads one box into every CTA whose bit of `cta_mask` is set, at the same offsets of data and barrier as here.
-// Each of these CTAs expects the bytes on its own barrier.
+// Loads one box into every CTA whose bit of `cta_mask` is set, to the same offset in each CTA. Each of these CTAs
+// expects the bytes on its own barrier, at the same offset as `barrier`.
 DEVICE void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
                                   uint32_t cta_mask) {
   asm volatile(
@@ -96,7 +96,7 @@ DEVICE void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destinati
       : "memory");
 }
 
-// Whole 16 bytes from any place in global memory, a peer's too. (PTX ISA, "cp.async.bulk".)
+// Loads a multiple of 16 bytes from any address of global memory, also of a peer GPU. (PTX ISA, "cp.async.bulk".)
 DEVICE void bulk_load(uint64_t* barrier, void* destination, const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    smem_address(destination)),
@@ -104,7 +104,7 @@ DEVICE void bulk_load(uint64_t* barrier, void* destination, const void* global, 
                : "memory");
 }
 
-// Only into the L2.
+// Loads a box only into the L2.
 DEVICE void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(c0), "r"(c1) : "memory");
 }
@@ -118,7 +118,7 @@ DEVICE void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_
                : "memory");
 }
 
-// ---- Stores: gathered into a group by `tma_store_commit`, waited for by the thread that issued them.
+// ---- Stores: `tma_store_commit` makes a group of them. The thread that issued the stores waits for the group.
 
 DEVICE void tma_store_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
@@ -138,7 +138,7 @@ DEVICE void tma_store_4d(const TensorMap* map, const void* source, int32_t c0, i
                : "memory");
 }
 
-// Adds the box to what global memory holds, in the map's element type.
+// Adds the box to the elements in global memory, in the map's element type.
 DEVICE void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {
   asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
                "r"(smem_address(source)), "r"(c0), "r"(c1)
@@ -158,7 +158,7 @@ DEVICE void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t 
                : "memory");
 }
 
-// Whole 16 bytes to any place in global memory, a peer's too. (PTX ISA, "cp.async.bulk".)
+// Stores a multiple of 16 bytes to any address of global memory, also of a peer GPU. (PTX ISA, "cp.async.bulk".)
 DEVICE void bulk_store(void* global, const void* source, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(smem_address(source)),
                "r"(bytes)
@@ -167,7 +167,7 @@ DEVICE void bulk_store(void* global, const void* source, uint32_t bytes) {
 
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until at most kPending of this thread's groups have shared memory still to read: it may then be written again.
+// Waits until at most kPending of this thread's groups still read shared memory. The rest may then be overwritten.
 template <int kPending>
 DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
