@@ -57,19 +57,19 @@ def experts(
       FP16.
     - `w1`: values `[experts, 2 intermediate, hidden]`, the gate's rows first, and scales
       `[experts, ceil(2 intermediate / 128), ceil(hidden / 128)]`; `w2`: values `[experts, hidden, intermediate]`, and
-       scales likewise. `per_block_cast_to_fp8` makes them. hidden and intermediate are multiples of 16. Scales may be
-       finer or coarser, as for `linear`: `[experts, n, 1]` for whole rows, `[experts]` for each expert's weight. Either
-       weight may be FP4 (MXFP4) as for `m_grouped_fp8_fp4_gemm_nt_contiguous`: values `[experts, n, k / 2]`, two to
-      a byte, and scales `[experts, n, k / 32]`, k a multiple of 32.
+      scales likewise. `per_block_cast_to_fp8` makes them. hidden and intermediate are multiples of 16. Scales may be
+      finer or coarser, as for `linear`: `[experts, n, 1]` for whole rows, `[experts]` for each expert's weight.
+      Either weight may be FP4 (MXFP4) as for `m_grouped_fp8_fp4_gemm_nt_contiguous`: values `[experts, n, k / 2]`, two
+      to a byte, and scales `[experts, n, k / 32]`, k a multiple of 32.
     - Or both weights are BF16 tensors of these shapes, without scales, hidden and intermediate multiples of 8. Then
       nothing is cast to FP8: tokens and activations are BF16 too. Either dimension may be contiguous.
     - `out`: BF16 `[tokens, hidden]`. If it is given, the function returns None; if it is left out, the function
-     makes it and returns it.
+      makes it and returns it.
     - `limit`, `activation`, `alpha`, `beta`: as for `silu_mul_cast_to_fp8`.
     - `gran_k`, `recipe_b`: as for `linear`, of both products. If `gran_k` is left out, each cast follows its weight.
       BF16 weights have neither.
     - `w1_bias`, `w2_bias`: `[experts, 2 intermediate]` and `[experts, hidden]`, FP32 or BF16, added in FP32 before a
-       product is rounded to BF16, so a route's weight multiplies `w2_bias` too. Each call converts a BF16 bias to FP32.
+      product is rounded to BF16, so a route's weight multiplies `w2_bias` too. Each call converts BF16 biases to FP32.
 
     The result equals `expert_rows`, `gather_cast_to_fp8`, a grouped product with `w1` in BF16, `silu_mul_cast_to_fp8`,
     a grouped product with `w2` in BF16, and `gather_weighted`, bit for bit. With BF16 weights the products are calls of

@@ -171,7 +171,7 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, *, out: T
     - `y`: `[rows, n]`, BF16, FP16 or FP32, n a multiple of 8; `rows`: the result of `expert_rows`.
     - `topk_weights`: `[tokens, topk]`, FP32, BF16 or FP16.
     - `out`: BF16 `[tokens, n]`. If it is given, the function returns None; if it is left out, the function makes it
-     and returns it.
+      and returns it.
 
     A sum starts from 0 and adds the routes in order of their columns. Each product and each addition is rounded to
     FP32 separately (no fused multiply-add), and the sum is rounded once to BF16, so the bits are always the same.
