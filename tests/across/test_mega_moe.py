@@ -339,7 +339,7 @@ def test_no_token_at_all() -> None:
         ({"y": None}, "TypeError: y: expected a tensor, got NoneType"),
         ({"y": Y.float()}, "y: expected dtype torch.bfloat16, got torch.float32"),
         ({"y": Y[:, :128]}, "y: expected shape (tokens, hidden) = (tokens, 256), got (4, 128)"),
-        ({"y": Y[:1].expand(129, 256)}, "y: expected at most 128 tokens, for which the buffer is, got 129"),
+        ({"y": Y[:1].expand(129, 256)}, "y: expected at most 128 tokens, the size of the buffer, got 129"),
         ({"y": Y[:1].expand(4, 256)}, "y: expected rows that do not overlap"),
         ({"sym_buffer": None}, "TypeError: sym_buffer: expected SM90SymmBuffer, got NoneType"),
         ({"l1_weights": Y}, "TypeError: l1_weights: expected a pair (values, scales), got Tensor"),

@@ -100,7 +100,7 @@ MUTATIONS = [
     Mutation("E4M3: values are not swizzled", _FEW, "(lane / 4 ^ column % 8) * 16", "lane / 4 * 16", shows_in=BLOCKS),
     Mutation("E4M3: every other column is cast", _FEW, "  columns &= columns - 1;\n", "  columns &= columns - 1, columns &= columns - 1;\n", shows_in=BLOCKS),
     Mutation("E4M3: activations are read before the kernel ahead has ended", _FEW, "    if constexpr (kIsSecond) ptx::griddepcontrol_wait();\n    if", "    if", shows_in=BLOCKS_2),
-    Mutation("E4M3: a CTA without items ends before the kernel ahead", _FEW, "  if constexpr (kIsSecond) ptx::griddepcontrol_wait();  // without items", "  // without items", shows_in=BLOCKS_2),
+    Mutation("E4M3: a CTA without items ends before the kernel ahead", _FEW, "  if constexpr (kIsSecond) ptx::griddepcontrol_wait();  // also without items", "  // without items", shows_in=BLOCKS_2),
     Mutation("E4M3: columns behind the last are cast", _FEW, " || first >= p.k)", ")", shows_in=ROWS),
     Mutation("E4M3: rows of the second product begin with the first", _FEW, "(kIsSecond ? item.entry >> 16 : 0) + column", "column", shows_in=BLOCKS_2),
     Mutation("E4M3: B is cast into a slot that is in use", _FEW, "      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);\n#pragma", "#pragma", shows_in=BLOCKS),
