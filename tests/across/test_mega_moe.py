@@ -152,7 +152,7 @@ def test_rows_of_gate_and_up_follow_each_other_in_turns_of_8() -> None:
         (lambda l1, l2: (l1, (l2[0][:5], l2[1][:5])), "l2_weights: expected shape (experts here, hidden"),
         (
             lambda l1, l2: ((l1[0][:, :128], l1[1][:, :1]), l2),
-            "l1_weights: expected 2 * intermediate = 256 rows, gate and up, where l2_weights has depth 128, got 128",
+            "l1_weights: expected 2 * intermediate = 256 rows, gate and up, because l2_weights has depth 128, got 128",
         ),
         (
             lambda l1, l2: ((l1[0][..., :128], l1[1][..., :1]), (l2[0][:, :128], l2[1][:, :1])),

@@ -562,7 +562,7 @@ def measured(folder: Path, *arguments: str, code: int = 0) -> tuple[Report, str]
             "--only chooses contenders of einsum, casts, linear, rows, experts, fp4_experts, few_experts, "
             "bf16_experts, attention, hc, bf16, training, distributed, not of bench dense",
         ),
-        ("bench casts --shapes 1,2", "shapes: expected some that are measured, got '1,2'"),
+        ("bench casts --shapes 1,2", "shapes: expected listed shapes, got '1,2'"),
         ("bench casts --shapes 1", "shapes: expected two positive integers like 8192,7168, got '1'"),
         ("bench linear --shapes 1,2", "shapes: expected three positive integers like 64,2112,7168, got '1,2'"),
         ("bench experts --shapes 1,2", "shapes: expected five positive integers like 32,8,64,7168,2048, got '1,2'"),
@@ -735,7 +735,7 @@ def test_new_weights_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) 
     sizes: list[tuple[int, int]] = []
     monkeypatch.setattr("deep_gemm.gemm.api.dense.fp8_gemm_nt", lambda a, b, d: sizes.append(tuple(b[0].shape)))
     calls = host.calls_with_new_weight("cpu", count=4)
-    assert menu_of.cache_info().currsize == 0, "choosing is a part of the first call"
+    assert menu_of.cache_info().currsize == 0, "the first call includes the choice"
     for call in calls:
         call()
     assert len(set(sizes)) == len(sizes) == 5

@@ -402,7 +402,7 @@ FP4_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"w2": small(NUM_OF_FP4, HIDDEN_OF_FP4, 64)},
-        "w1: expected 2 * intermediate = 128 rows, gate and up, where w2 has depth 64, got 192",
+        "w1: expected 2 * intermediate = 128 rows, gate and up, because w2 has depth 64, got 192",
     ),
     ({"w2": (VALUES[..., 8:], None)}, "TypeError: sfw2: expected a tensor"),
     ({"w2": (VALUES[..., :40], torch.zeros(1))}, "intermediate: expected a multiple of 32 for"),
