@@ -143,7 +143,7 @@ def test_a_write_beside_the_outputs_is_found(name: str, at: int, monkeypatch: py
         return result(memory)
 
     monkeypatch.setattr(GpuMemory, "result", stray)
-    with pytest.raises(ValueError, match=f"{name}: expected to be written in its outputs alone"):
+    with pytest.raises(ValueError, match=f"{name}: expected a write to outputs alone"):
         SCALES.on(DEVICE).check()
 
 
