@@ -86,7 +86,7 @@ class RowTrial(Trial):
     seed: int = 0
     schedule: str | None = None
     data: str = "wild"
-    """`wild`: numbers of every kind; `ordinary`: numbers of one size; `mixed`: blocks of both; `hard`: `hard_quotients`;
+    """`wild`: numbers of every kind; `ordinary`: numbers of one size; `mixed`: both; `hard`: `hard_quotients`;
     `largest`: the largest numbers, including infinities; `far`: gates far below zero, with the largest values of up."""
     is_m_major: bool = True
     min_amax: float = 0.0
