@@ -129,7 +129,7 @@ def test_every_kernel_but_those_of_several_ranks_has_a_trial_for_a_gpu() -> None
     of_ranks = next(kind for kind in TRIALS if kind.kernel.name == "post_rows")
     trial = of_ranks.drawn(of_ranks.kernel.configs()[0], 0)
     assert trial.on("cpu") == trial
-    with pytest.raises(ValueError, match="as post_rows runs on several ranks, got cuda"):
+    with pytest.raises(ValueError, match="because post_rows needs several ranks, got cuda"):
         trial.on("cuda")
 
 
