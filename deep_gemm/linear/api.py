@@ -46,7 +46,7 @@ def linear(
     - `bias`: `[n]`, BF16, FP16 or FP32, added in FP32 before the one rounding to BF16.
     - `gran_k`: columns of x that share a scale: 32, 64 or 128, or 0 for a whole row. The default is the number of
       columns of w that share a scale; for an FP4 weight it is 128.
-    - `recipe_b`: rows and columns of w that share a scale, for int32 scales of unclear meaning; else the shape tells.
+    - `recipe_b`: rows and columns of w that share a scale. Pass it for int32 scales that fit several recipes.
 
     If `out` is left out, x and bias have gradients, in their types: dx = dy @ w, with dy cast to FP8 like x. The weight
     has no gradient. With FP4 or other scales nothing has a gradient, and a tensor that requires one is refused.

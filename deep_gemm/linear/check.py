@@ -127,7 +127,7 @@ def _scales_of_rows(gran_k: int | None, usual: int) -> Scales:
 def _scales_of_weight(
     name: str, sf: Tensor, shape: torch.Size, recipe_b: Recipe | None, also: tuple[Scales, ...]
 ) -> Scales:
-    """Return the scales of an FP8 weight: `recipe_b`, or else what the shape of its scales tells.
+    """Return the scales of an FP8 weight: `recipe_b`, or else the scales that fit the shape of `sf`.
 
     A single scale for a matrix fits blocks of any size. A word holds four exponents, even for rows with fewer.
     """

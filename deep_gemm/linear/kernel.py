@@ -38,7 +38,7 @@ from ..gemm.maps import operand_map
 CASTERS = 2 * WARPGROUP_THREADS
 """Threads of a CTA that cast. Its other threads load and multiply.
 
-Half of them would take longer to cast 16 rows than B takes to arrive.
+With half as many threads the cast of 16 rows would take longer than the loads of B.
 """
 LANES = 16
 """Casters that share a block (128 columns of a token): 8 columns each."""
@@ -61,7 +61,7 @@ MOST_BLOCKS, MOST_ROWS = 128, 8
 More would take longer than the loads of B.
 """
 MOST_SEARCHED = 16384
-"""Elements of x in which a CTA may search the largest magnitudes of whole rows, before it casts.
+"""Most elements of x that a CTA may search for the largest magnitudes of whole rows, before it casts.
 
 A search in more elements takes longer than the loads of B.
 """
@@ -221,7 +221,7 @@ def serves(x: Tensor, d: Tensor) -> bool:
 
 @lru_cache(MAX_CHOICES)
 def config_of(m: int, n: int, k: int, output: Output, device: int, generation: int) -> Any:
-    """Return the configuration of the product alone: this kernel cuts k like it, to add in the same order.
+    """Return the configuration of the product alone: this kernel splits k alike, to add in the same order.
 
     `generation` numbers the settings in force.
     """

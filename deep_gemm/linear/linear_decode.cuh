@@ -291,7 +291,7 @@ DEVICE void multiply_groups(const LinearParams& p, SharedStorage& shared, const 
       multiply_k_blocks<!kWholeRows>(
           shared.ring, b_address, [&](uint32_t i, uint32_t) { return a_address + i * kABytes; }, shared.scales[room],
           left < kGroupKBlocks ? left : kGroupKBlocks, at, total);
-       // Only to a CTA that will wait for it: such a CTA is still running.
+       // Arrives only at CTAs that will wait for it: they are still running.
     if (left > kRooms * kGroupKBlocks && ptx::lane_index() < kClusterN)
       ptx::mbarrier_arrive_cluster(&shared.a_empty[room], rank_at(work, ptx::lane_index()));
   }

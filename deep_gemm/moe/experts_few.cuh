@@ -223,7 +223,7 @@ struct Caster {
   uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
   Divisor of_lane{};  // for one scale per row: the divisor of the column whose number is the lane's
 
-  // Loads four elements for a lane. Not by ".nc" loads, which the compiler may move before griddepcontrol_wait.
+  // Loads four elements for a lane. It avoids ".nc" loads, which the compiler may move before griddepcontrol_wait.
   DEVICE Piece load(const ExpertsFewParams& p, const Item& item, uint32_t column, uint32_t k_block) const {
     const uint32_t row = (kIsSecond ? item.entry >> 16 : 0) + column, first = k_block * kBlockK + lane * kElements;
     const uint8_t* const from = p.b + uint64_t{row} * p.b_pitch + uint64_t{first} * kInputBytes;

@@ -292,7 +292,7 @@ def _gradients(
     needs_w2: bool,
     *more: Any,
 ) -> Gradients:
-    """Compute gradients one after the other, so that few operands use memory together; p's gradient in row parts."""
+    """Compute gradients one after the other, so that memory holds few operands; p's gradient has parts for each row."""
     groups, types = GroupedRows(rows.counts, rows.ends, rows.token_of), more[3:5]
     is_fp8, scaled = products == FP8, PER_ROW if products == FP8 else None
     a = ds = of_x = of_p = of_w1 = of_w2 = None
@@ -335,7 +335,7 @@ BACKWARD = [
 
 
 def weight_gradient(a: Any, b: Any, depths: Tensor, dtype: torch.dtype, main_grad: Tensor | None) -> Tensor | None:
-    """Compute a @ b.T along groups of these depths, or a.T @ b in BF16: add it to `main_grad`, else return `dtype`."""
+    """Compute a @ b.T along groups of these depths (BF16: a.T @ b); add to `main_grad`, or return in `dtype`."""
     product: Any = k_grouped_fp8_gemm_nt_contiguous
     shape = depths.shape[0], *(scales.shape[0] if scales is not None else x.shape[1] for x, scales in (a, b))
     if a[1] is None:

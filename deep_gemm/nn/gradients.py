@@ -66,7 +66,7 @@ def drop_scales_of_activations(module: torch.nn.Module, state_dict: dict[str, Te
 
 
 def as_held(name: str, values: Tensor, scales: Tensor) -> Operand:
-    """Convert an FP8 weight of a checkpoint to the form of layers: FP32 or UE8M0 scales, a column if for whole rows.
+    """Convert an FP8 weight of a checkpoint to the form of layers: FP32 or UE8M0 scales, or a column of row scales.
 
     A single scale is repeated for each row. Two scales of a `gate_up_proj` are repeated for the halves of its rows.
     A file's mapped pages may hold values at addresses that products refuse: such values are copied.
@@ -216,7 +216,7 @@ def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:
 def gradient_beside_main_grad(weight: Tensor) -> Tensor | None:
     """Return a gradient to autograd for a weight whose gradient is in `main_grad`: None, or zeros for Megatron.
 
-    Megatron marks its weights with an attribute; set here. Megatron's hooks wait for a gradient, then drop it.
+    Megatron marks weights with an attribute, which is set here. Its hooks wait for a gradient, and then drop it.
     """
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None

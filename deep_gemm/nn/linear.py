@@ -63,10 +63,10 @@ def known_recipe(recipe: str) -> str:
 class Linear(Trained, torch.nn.Linear):
     """`torch.nn.Linear` with FP8 products, forward and backward.
 
-    each gradient has the type of its input or parameter. With `accumulates_main_grad` the product of the weight's
-    gradient adds it to `weight.main_grad` (FP32), as Megatron expects, and `weight.grad` stays
-    each gradient has the type of its input or parameter. With `accumulates_main_grad` the gradient of the weight is
-    the product of its gradient adds to `weight.main_grad` (FP32), as Megatron expects, and `weight.grad` stays
+    Arguments, `weight`, `bias`, their initial values and the state dict are as in `torch.nn.Linear`. Both numbers of
+    features are multiples of 16; tokens may be any number. The result has the type of the input, or of autocast;
+    each gradient has the type of its input or parameter. With `accumulates_main_grad` the product for the weight's
+    gradient adds to `weight.main_grad` (FP32), as Megatron expects, and `weight.grad` stays
     unchanged. `recipe="row"` gives each operand of the three products one scale for each row, instead of scales for
     128 columns of a row and for 128x128 blocks of the weight.
 

@@ -19,7 +19,7 @@ from .frozen import Holder
 from .gradients import WEIGHT_TYPES
 
 EXTRA_STATE = "_extra_state"
-"""State dicts end the names of `get_extra_state` results with this: no tensors, and unaffected by a cast."""
+"""The ending of state dict names for results of `get_extra_state`: they are no tensors, and no cast changes them."""
 
 
 @torch.no_grad()

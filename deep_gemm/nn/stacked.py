@@ -40,7 +40,7 @@ def is_stacked(layer: torch.nn.Module) -> bool:
 
 
 def products_of(layer: Any) -> str | None:
-    """Name the products, FP8 or BF16, with which this package trains a mixture; return None for other layers."""
+    """Name the products, FP8 or BF16, for training a mixture with this package; return None for other layers."""
     return PRODUCTS.get(layer.config._experts_implementation) if is_stacked(layer) else None
 
 
@@ -126,7 +126,7 @@ class FrozenStackedExperts(FrozenExperts):
     WEIGHTS = WEIGHTS
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Compute the mixture. An id from the number of experts on belongs to another rank."""
+        """Compute the mixture. Ids of `num_experts` and more belong to other ranks."""
         if top_k_index.is_cpu:  # a GPU treats every unknown id as none, the CPU only -1
             top_k_index = top_k_index.masked_fill(top_k_index >= len(self.held(WEIGHTS[0])[0]), -1)
         return super().forward(hidden_states, top_k_index, top_k_weights)

@@ -41,7 +41,7 @@ class Bench:
     """Plans the requested run; raises a ValueError with the reason if the run is impossible."""
     tables: Callable[[Report], Iterable[Table | str]]
     notes: Callable[[Report], Iterable[Table | str]] = lambda _: ()
-    """Returns what to print after the failures."""
+    """Returns the lines to print after the failures."""
     contenders: tuple[str, ...] = ()
     """Names that --only accepts."""
     takes_shapes: bool = True

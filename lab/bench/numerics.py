@@ -411,7 +411,7 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 BIG = 8
 """Exponent of both factors of the big product, one product for each row, in the first 32 of k."""
 GAPS = tuple(range(8, 24))
-"""Powers of two by which the small products are below the big one. FP32 holds the sum of all for each gap."""
+"""The small products are smaller than the big one by these powers of two. FP32 holds the sum for each gap."""
 ONE_BIG: Mapping[str, slice] = {
     "one_big_same_step": slice(1, 32),
     "one_big_same_block": slice(32, 128),

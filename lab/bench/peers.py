@@ -1,7 +1,7 @@
 """Times of rivals, measured beside this package in one process: `peers.json`, one session for each GPU.
 
 Absolute times do not carry over to another day or machine; ratios within one session do. So a run on the same GPU
-reads here the ratio of DeepGEMM's time to that of cuBLASLt's fast product.
+reads here the ratio of DeepGEMM's time to the time of cuBLASLt's fast product.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def uses_in_wheel(path: Path) -> Uses:
 
 
 def uses(source: str) -> tuple[Uses, Uses]:
-    """Read one file: its uses of the module, and of functions that pass calls to the module's function of that name."""
+    """Read one file: how it uses the module, and functions that pass calls on to the module's functions."""
     tree = ast.parse(source)
     names, passing = dict(_names(tree, _IMPORTED)), dict(_names(tree, _PASSING))
     found: Uses = {attribute: set() for attribute in names.values()}
@@ -63,7 +63,7 @@ def uses(source: str) -> tuple[Uses, Uses]:
 
 
 def _names(tree: ast.AST, module: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """Yield names in a file and their attributes: imported from such a module, or found by `getattr`."""
+    """Yield pairs of a name in a file and its attribute, imported from a module that matches, or found by `getattr`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level and module.search(node.module or ""):
             yield from ((each.asname or each.name, each.name) for each in node.names)

@@ -53,7 +53,7 @@ def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *
 
 
 def with_settings(trial: Trial, settings: Sequence[str]) -> Trial:
-    """Set fields of a trial from the command line: each value is a Python literal, or else text."""
+    """Set fields of a trial from the command line. A value is a Python literal if it can be parsed, else text."""
     names = [field.name for field in fields(trial) if field.name not in ("config", "seed", "device")]
     values = {}
     for setting in settings:

@@ -97,8 +97,8 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
     """Make an FP4 weight of all codes. Its scales, in words, have a few sizes.
 
     `any_scales`: in some groups of 32 rows of some groups of 128 rows, always in the first, some scales have any size.
-    Single scales are NaN, or the largest with zeros as values, or nearly overflow the reference; or the smallest if k
-    has other blocks. In one of several k-blocks, 32 rows have the smallest, 32 the largest with zeros; NaN in each.
+    Single scales are NaN, the largest with zeros as values, near overflow, or the smallest (if k has several groups).
+    In one of several k-blocks 32 rows have the smallest scales, and 32 rows the largest with zeros; each has a NaN.
     """
     values = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
     scales = torch.randint(118, 130, (n, k // MX.columns), generator=generator, dtype=torch.uint8)

@@ -85,7 +85,7 @@ class Stage:
         ranks: Mapping[str, int] | None = None,
         **how: Unpack[How],
     ) -> None:
-        """Copy tensors there. Each one's address is a multiple of its element size, or of its number in `aligned`.
+        """Copy tensors into the stage's memory, at multiples of their element size, or of their number in `aligned`.
 
         `config` belongs to the kernel with the largest clusters. The previous kernel may still write all tensors except
         the `ready` ones. `ranks`: the rank whose memory holds a tensor, if not rank 0.

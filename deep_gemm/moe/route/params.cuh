@@ -26,7 +26,7 @@ struct Place {
   DEVICE Place(const RouteParams& p, uint32_t route)
       : at(route + uint64_t{route / p.topk} * p.gap), of_token(route % p.topk) {}
 
-  // `step` is the place of route kNumThreads.
+  // `step` is the position of route kNumThreads.
   DEVICE void advance(const RouteParams& p, const Place& step) {
     at += step.at, of_token += step.of_token;
     if (of_token >= p.topk) of_token -= p.topk, at += p.gap;
