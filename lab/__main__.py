@@ -249,7 +249,7 @@ def bench(
     part: Annotated[str | None, typer.Option(help="products: only the 'fitted' or the 'judged' cases")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
-    """Measure products, casts and layers and their rivals, host time, or compile times. Write a file and print tables.
+    """Measure products, casts and layers beside rivals, or host time, or compile times. Write a file and print tables.
 
     `bench kernel` times launches of any kernel on a trial's problem, and writes no file.
     """
@@ -264,7 +264,7 @@ def bench(
         raise typer.Exit(0 if right else WRONG)
     with refused(UsageError):
         if given := kernel or config or settings:
-            raise UsageError(f"kind: expected kernel, as {given} is for it, got {kind}")
+            raise UsageError(f"kind: expected kernel, because {given} belongs to it, got {kind}")
         right = run(
             kind,
             quick=quick,

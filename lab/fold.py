@@ -429,7 +429,7 @@ class Folding:
         return self.source.replaced(opening + stays, self.match[opening] + 1 - stays, "")
 
     def without_pack(self, node: Node, uses: list[int]) -> list[Edit]:
-        """Remove a pack of arguments if every call leaves it empty."""
+        """Remove a pack of template parameters if every call leaves it empty."""
         items, types = self.source.items(node.parameters), self.source.items(node.template or 0)
         openings = [self.source.after(i + 1) if self.words[i + 1] == "<" else i + 1 for i in uses]
         if any(len(self.source.items(i)) >= len(items) for i in openings):

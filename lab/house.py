@@ -1,4 +1,4 @@
-"""Counts the house: files, lines, rooms and arrows, and repeated things in gemm.
+"""Counts the size of the source tree: files, lines, rooms and arrows, and repetitions in gemm.
 
 `python -m lab.house` prints each number beside its ceiling. docs/draw_architecture.py defines the rooms, and the
 imports between them (the arrows). Inside of gemm each folder or file is a room.

@@ -1,6 +1,6 @@
 """Shows compiled kernels: their resources, their instructions, and the results of their gates.
 
-This module needs no GPU. It compiles kernels without the cache, so that the time is that of a first use.
+This module needs no GPU. It compiles kernels without the cache, so that it measures the time of a first use.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ COLUMNS = (
     table.TFLOPS,
     table.TB_PER_S,
 )
-"""Our times, and those of the DeepGEMM estimate, the floor and torch."""
+"""Our times, and the times of the DeepGEMM estimate, the floor and torch."""
 
 
 def tables(report: Report) -> list[Table]:

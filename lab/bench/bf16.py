@@ -112,7 +112,7 @@ def contiguous(shape: Shape, device: str = "cuda", *, uneven: bool = False) -> W
 
 
 def masked(shape: Shape, device: str = "cuda") -> Work:
-    """Make a product of groups that count their rows; each group has space for at most 4096 rows."""
+    """Make a masked product: each group has a count of its rows, and space for at most 4096 rows."""
     groups, rows, n, k = shape
     counts = counts_of(groups, rows, device)
     room = min(4096, 2 * rows)

@@ -24,7 +24,7 @@ FP4_KINDS = (FP4_DENSE, "fp4_masked", "fp4_contiguous")
 """Products with FP4 weights; fp4.py lists their cases. A shape has the form of the kind without "fp4_"."""
 FINE_DENSE = "fine_dense"
 FINE_KINDS = (FINE_DENSE, "fine_masked")
-"""Products with scales finer than 128x128; fine.py lists their cases. A shape has the form without "fine_"."""
+"""Products with scales below 128x128; fine.py lists their cases. A shape has the form of the kind without "fine_"."""
 PEERS_FILE = Path(__file__).with_name("peers.json")
 RESULTS_FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 PITCHED = (1536, 4096)
@@ -186,7 +186,7 @@ def cold_copy_us(num_bytes: float) -> float:
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """List the cases that choices were tuned to: those of `peers.json`, in order, then shapes without a peer's time."""
+    """List the cases that choices were tuned to: `peers.json` in order, then shapes without a peer's time."""
     peers = json.loads(PEERS_FILE.read_text())
     found = dict.fromkeys(
         (row["kind"], tuple(row["shape"])) for session in peers["sessions"] for row in session["rows"]

@@ -22,8 +22,8 @@ class Comparison:
     to_fast: float | None
     """Ratio to cuBLASLt's fast product at the same shape; None for groups."""
     to_deepgemm: float | None
-    """Ratio to DeepGEMM in the same run. Without such a row, to an estimate: DeepGEMM's measured ratio to the fast
-    product on this GPU, times the fast product's time in this run."""
+    """Ratio to DeepGEMM in the same run. Without such a row, the ratio to an estimate: DeepGEMM's measured ratio to the
+    fast product on this GPU, times the fast product's time in this run."""
 
 
 def comparisons(report: Report, mode: str = "cold") -> list[Comparison]:

@@ -57,7 +57,7 @@ NUMBERS = MEANING.count(", "), MEANING.count(", ") + 1
 REPEATS, WARM_UPS = 30, 3
 REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
-"""The decode form with collectives sums for all tokens of all processes, and above this sends too many bytes."""
+"""With more tokens the decode form with collectives, which sums for all tokens of all processes, sends too much."""
 AHEAD_CYCLES = 2_000_000
 """Clock cycles, about a millisecond, that a GPU sleeps before a replay, so that every host can launch in time."""
 SECONDS = 120

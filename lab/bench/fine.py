@@ -154,7 +154,7 @@ def _plain(x: Tensor, w: Tensor, places: Sequence[tuple[int, Any]], ends: Tensor
 
 
 def _by_triton(a: Operand, b: Operand, of_b: Scales) -> Callable[[], Tensor]:
-    """Return a call of the rival. If something is missing, its first call raises; the other contenders are measured."""
+    """Return a call of the rival. Without transformers its first call raises; the other contenders are measured."""
 
     def call() -> Tensor:
         has_it = importlib.util.find_spec("transformers") is not None

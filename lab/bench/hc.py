@@ -21,7 +21,7 @@ METHOD = (
     "results checked against FP64 sums on the same GPU"
 )
 NUMBERS = 4
-"""The number of numbers in a shape."""
+"""A shape has this many numbers."""
 MOST_DIFFERENCE = 1e-8
 SHAPES: tuple[Shape, ...] = tuple(
     (m, 24, k, splits) for splits in (0, 16) for k in (7168, 7680, 28672) for m in (13, 137, 1024, 4096, 8192)

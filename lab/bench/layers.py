@@ -37,7 +37,7 @@ ROUTING, CAST, ACTIVATION, GATHER = "routing", "cast", "activation", "weighted g
 FIRST, SECOND = "product 1", "product 2"
 
 Parts = Callable[[Sequence[str]], Sequence[str] | None]
-"""Returns for the names of a call's kernels the part of each; None if names do not tell."""
+"""Maps the names of a call's kernels to their parts; None if the names do not tell."""
 Steps = Sequence[tuple[str, Callable[[], Any]]]
 """Parts of a chain, each with its call."""
 

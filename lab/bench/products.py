@@ -197,7 +197,7 @@ def chosen(shape: Shape, output: Output) -> GemmConfig | DecodeConfig | None:
 
 
 def configurations(cases: Iterable[Case]) -> list[GemmConfig | DecodeConfig]:
-    """List all configurations of dense products with fine scales once: one by one they would compile too slowly."""
+    """List each configuration of dense products with fine scales once, to compile all of them in parallel."""
     found = (config_of(case, name) for case in cases if case.kind == FINE_DENSE for name in fine.OUTPUTS)
     return [config for config in dict.fromkeys(found) if config is not None]
 

@@ -38,7 +38,7 @@ WEIGHTS = (
 )
 MS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CHECKED = 64
-"""The first rows are compared with an FP64 product: this many."""
+"""This many rows, from the first on, are compared with an FP64 product."""
 MOST_FAST_ERROR = 8e-3
 """Fast accumulation loses more than rounding to BF16 does."""
 BY_ROWS: dict[str, Any] = {"recipe_a": (1, 0), "recipe_b": (1, 0)}

@@ -33,7 +33,7 @@ class Form(NamedTuple):
 
     @property
     def keywords(self) -> set[str]:
-        """Return the names of its keyword arguments."""
+        """Return the names of the call's keyword arguments."""
         call = ast.parse(f"f({self.arguments})", mode="eval").body
         assert isinstance(call, ast.Call)
         return {str(keyword.arg) for keyword in call.keywords}

@@ -32,13 +32,13 @@ def near(got: Tensor, x: Tensor, y: Tensor) -> bool:
 
 
 def near_rows(got: Tensor, x: Tensor, y: Tensor, ids: Tensor) -> bool:
-    """Tell the same for rows times their group's weight. A row without a group is zero, or unchanged."""
+    """Tell whether rows are `near` x times their group's weight. A row without a group is zero, or unchanged."""
     owned = [ids == group for group in range(len(y))]
     return all(near(got[of], x[of], w) for of, w in zip(owned, y, strict=True))
 
 
 def near_counted(got: Tensor, x: Tensor, y: Tensor, counts: Tensor) -> bool:
-    """Tell the same for the first rows of each group."""
+    """Tell whether the first rows of each group, by its count, are `near` x times the group's weight."""
     return all(near(got[g, :count], x[g, :count], y[g]) for g, count in enumerate(counts.tolist()))
 
 

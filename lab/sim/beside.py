@@ -65,7 +65,7 @@ class BesideTrial(AddressesTrial):
         return dict(cuda_sources())
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Compare the rows with those of the same products one after the other, bit for bit."""
+        """Compare the rows of concurrent products with the rows of the same products in sequence, bit for bit."""
         kernels = {config: compiled(FP8_GEMM, config, headers) for config in (self.first, self.config)}
         right = self.rows(kernels, is_beside=False)
         same("rows", self.rows(kernels, is_beside=True), right)

@@ -154,7 +154,7 @@ class DepthsTrial(Trial):
             of_s = Silu.of(h[:used_rows], self.limit).s
             off = (sums.sum(0) - right.of_weights[0])[:used_rows].abs()
             if not bool((off <= OF_SUMS * (of_s * ds[:used_rows].float()).abs().sum(1)).all()):
-                raise ValueError(f"sums: expected those of the reference, got one {float(off.max()):.2g} away")
+                raise ValueError(f"sums: expected the reference's sums, got an error of {float(off.max()):.2g}")
         if others > MOST_OTHERS:
             raise ValueError(f"{others:.2%} of values are next to the right ones")
         return others / MOST_OTHERS

@@ -66,7 +66,7 @@ def check(
             assert_same_bits((values, scales), right)
             values.view(torch.uint8).fill_(POISON)
             if not bool((flat_memory(values).view(torch.uint8) == POISON).all()):
-                raise ValueError("written beyond a row's end")
+                raise ValueError("values: expected unchanged memory after each row")
 
 
 def _room_for(right: Quantized | None, is_m_major: bool, padding: int) -> tuple[Tensor | None, Tensor | None]:

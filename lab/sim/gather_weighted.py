@@ -77,7 +77,7 @@ class GatherTrial(Trial):
         row_of = torch.arange(y.shape[0], dtype=torch.int32).view(self.tokens, self.topk).roll(1, 1)
         row_of[torch.rand(row_of.shape, generator=generator, dtype=torch.float32) < 0.2] = -1
         weights = None
-        if self.config.weights is not None:  # in wider rows, like those of a message
+        if self.config.weights is not None:  # in wider rows, like a message's
             weights = torch.rand(self.tokens, self.topk + 3, generator=generator, dtype=torch.float32).to(
                 self.config.weights
             )[:, 2:-1]

@@ -122,6 +122,6 @@ class HcTrial(Trial):
 
 @dataclass(frozen=True)
 class HcFewTrial(HcTrial):
-    """One such trial by the kernel for few rows."""
+    """The same kind of trial, for the kernel for few rows."""
 
     kernel = kernel_few.KERNEL

@@ -78,6 +78,6 @@ class DecodeHeadsTrial(HeadsTrial):
 
 
 def of_tile(tile: Tile, output: Output, heads: int, m: int, n: int, k: int, *more: Any, **how: Any) -> HeadsTrial:
-    """Make the trial of a tile, by the kernel of the tile."""
+    """Make the trial of a tile, for the kernel that has this tile."""
     kind = DecodeHeadsTrial if tile.is_decode else HeadsTrial
     return kind(tile.config(output, k), heads, m, n, k, *more, **how)

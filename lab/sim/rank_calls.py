@@ -69,7 +69,7 @@ class Call:
     rows: ExpertRows
     """The rows of this rank's experts."""
     gathered: Tensor
-    """For each of these rows, as adjacent bytes: its values, its FP8 scales, and the weight of its route."""
+    """The gathered values, FP8 scales and route weights of `rows`, as adjacent bytes of each row."""
     places: list[tuple[int, int] | None]
     """The rank that receives each row's result, and the position there."""
     out: Tensor

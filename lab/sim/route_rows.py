@@ -156,7 +156,7 @@ def random_ids(tokens: int, topk: int, num_experts: int, first: int, id_bytes: i
     if id_bytes == 8:  # only the lower half of the id is an expert's
         ids[0, 0] = (1 << 32) + 1 + first
     ids = ids if id_bytes == 8 else ids.int()
-    if first:  # in wider rows, like those of a message
+    if first:  # in wider rows, like a message's
         others = torch.full_like(ids, first + 1)
         ids = torch.cat([ids, others, others], dim=1)[:, :topk]
     return ids

@@ -24,7 +24,7 @@ FEW_UNITS = 5e-6
 
 @dataclass(frozen=True)
 class SoftmaxTrial(Trial):
-    """A piece of logits with small ones, -inf and a large one; its tokens are inside, before and after the piece."""
+    """A piece of logits with a small block, a block of -inf and a large logit; tokens are before, in and after it."""
 
     kernel = softmax_piece.KERNEL
     config: SoftmaxConfig

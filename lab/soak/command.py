@@ -45,7 +45,7 @@ def run(
     out: Path | None,
     commit: str | None = None,
 ) -> bool:
-    """Attempt problems until time is up or `count` are done; print and record the results. Return if all passed."""
+    """Attempt problems until time is up or `count` are done; print and record results. Return whether all passed."""
     device = device_of(device)
     kinds = kinds_of(only, device)
     console = make_console()

@@ -23,7 +23,7 @@ def _dtype(x: Tensor) -> Tensor:
 
 
 def _address(x: Tensor) -> Tensor:
-    """Move it one element past an aligned address, with the same strides: a plan for this signature exists."""
+    """Move an operand one element past an aligned address, with the same strides: a plan for its signature exists."""
     span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
     room = torch.zeros(span + 16, dtype=torch.uint8 if x.dtype.itemsize == 1 else x.dtype, device=x.device)
     return room.view(x.dtype).as_strided(x.shape, x.stride(), 1)

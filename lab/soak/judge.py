@@ -22,7 +22,7 @@ class Before:
         self.buffers = {name: output.buffer.clone() for name, output in trial.outputs.items()}
 
     def changed(self, trial: Trial) -> str | None:
-        """Name an output or operand that has changed, for calls after which none may, such as refused ones."""
+        """Name an output or operand that has changed, for calls that must not change any, such as refused calls."""
         for name, output in trial.outputs.items():
             if not torch.equal(output.buffer, self.buffers[name]):
                 return f"{name}: expected an unchanged output, got a changed one"

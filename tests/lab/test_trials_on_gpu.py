@@ -203,7 +203,7 @@ def test_the_launches_of_a_trial_are_timed_without_copies_and_fills() -> None:
 def test_a_wrong_result_is_told_and_what_is_for_kernels_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments, says in (
         (("kernel", "lay_scales", "--set", "x=1"), "set: expected one of num_sms, truncate, groups, m, "),
-        (("dense", "lay_scales"), "kind: expected kernel, as lay_scales is for it, got dense"),
+        (("dense", "lay_scales"), "kind: expected kernel, because lay_scales belongs to it, got dense"),
     ):
         result = CliRunner().invoke(app, ["bench", *arguments])
         assert (result.exit_code, says in result.output) == (2, True), result.output

@@ -255,7 +255,7 @@ class CastFp4(Trial):
 
     @staticmethod
     def _beside(exponents: Tensor) -> Tensor:
-        """Replace the exponents of zero groups by the largest exponent of their 128 columns, or that of 1."""
+        """Replace the exponents of zero groups by the largest exponent of their 128 columns, or by that of 1."""
         groups = exponents.shape[-1]
         found = exponents.clone()
         for first in range(0, groups, 4):
