@@ -239,7 +239,7 @@ BACKWARD_INTO = replace(BACKWARD, outputs=1)
 
 
 def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor, gran_k: int) -> Tensor:
-    """Compute a @ w.T + bias for a cast x, in the leading shape of x. The bias has the output's type.
+    """Compute a @ w.T + bias for a cast x, with the leading dimensions of x. The bias has the output's type.
 
     The result is not a view: autograd refuses changes in place of a view that a Function made.
     """

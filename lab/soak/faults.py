@@ -30,7 +30,7 @@ def _address(x: Tensor) -> Tensor:
 
 
 def _stride(x: Tensor) -> Tensor:
-    """Separate the elements of each row."""
+    """Leave a gap after each element of a row."""
     *outer, columns = x.shape
     return torch.zeros((*outer, columns, 2), device=x.device, dtype=torch.float32).to(x.dtype)[..., 0]
 

@@ -168,7 +168,7 @@ struct Cluster {
   WaitList waiting;
 };
 
-// The TMA stores of one commit: the number that must still read shared memory, and that must still write.
+// The TMA stores of one commit: how many must still read shared memory, and how many must still write.
 struct StoreGroup {
   uint32_t unread = 0, unwritten = 0;
   WaitList waiting;
