@@ -142,7 +142,7 @@ struct Pieces {
   Piece held[kBlocksOfTeam];
   float sfb;  // for the block whose scale this lane sends (lane kBlocksOfTeam * place + block)
 
-   // Issues all loads before the first is used.
+  // Issues all loads before the first is used.
   DEVICE void load(const LinearParams& p, const Work& work, const Group& group, uint32_t lane) {
 #pragma unroll
     for (uint32_t i = 0; i < kBlocksOfTeam; ++i) {
@@ -157,8 +157,8 @@ struct Pieces {
                              static_cast<uint64_t>(k_block) * p.sfb_stride_k);
   }
 
-   // Sends values, and scales of blocks. kIsOrdinary assumes that all blocks are ordinary: if one is not, it returns false and
-   // sends nothing. A lane holds the scale of one block (with kWholeRows, of a token), computed from the largest magnitude.
+  // Sends values, and scales of blocks. kIsOrdinary assumes that all blocks are ordinary: if one is not, it returns false and
+  // sends nothing. A lane holds the scale of one block (with kWholeRows, of a token), computed from the largest magnitude.
   template <bool kIsOrdinary>
   DEVICE bool cast(SharedStorage& shared, const Work& work, const Group& group, uint32_t room, uint32_t lane, float amax) const {
     if constexpr (!kWholeRows) {
@@ -245,7 +245,7 @@ DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work
   Group group(p, work, work.k_block);
   Pieces pieces;
   pieces.load(p, work, group, lane);
-   // The first loads of x are issued before B's: otherwise x would wait behind all the loads that fill the ring.
+  // The first loads of x are issued before B's: otherwise x would wait behind all the loads that fill the ring.
   if constexpr (kWholeRows) {
     search_rows(p, shared, work, lane);
   } else {
@@ -257,7 +257,7 @@ DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work
   for (uint32_t number = 0;; ++number) {
     const uint32_t room = number % kRooms;
     ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);
-       // Other CTAs may send data before this arrival.
+    // Other CTAs may send data before this arrival.
     if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());
     if (__builtin_expect(!pieces.cast<true>(shared, work, group, room, lane, amax), 0))
       pieces.cast<false>(shared, work, group, room, lane, amax);
@@ -291,7 +291,7 @@ DEVICE void multiply_groups(const LinearParams& p, SharedStorage& shared, const 
       multiply_k_blocks<!kWholeRows>(
           shared.ring, b_address, [&](uint32_t i, uint32_t) { return a_address + i * kABytes; }, shared.scales[room],
           left < kGroupKBlocks ? left : kGroupKBlocks, at, total);
-       // Arrives only at CTAs that will wait for it: they are still running.
+    // Arrives only at CTAs that will wait for it: they are still running.
     if (left > kRooms * kGroupKBlocks && ptx::lane_index() < kClusterN)
       ptx::mbarrier_arrive_cluster(&shared.a_empty[room], rank_at(work, ptx::lane_index()));
   }
@@ -317,7 +317,7 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_linear_decode(GRID_CONSTANT LinearParam
   }
   ptx::cluster_arrive_relaxed();  // tells: this CTA runs, its barriers are initialized, and others may write to it
 
-   // After this wait the data of the previous kernel can be read; B may be such data.
+  // After this wait the data of the previous kernel can be read; B may be such data.
   ptx::griddepcontrol_wait();
   const bool has_k_blocks = work.k_block < work.end_k_block;
   if (warp > kNumMathWarps) {

@@ -91,7 +91,7 @@ DEVICE void sum_rows(const GatherParams& p, SharedStorage& shared) {
       wait_until_loaded(shared.ring, at);
 #pragma unroll
       for (uint32_t i = 0; i < kPanels; ++i) row[i] = ptx::ld_shared_v4_b32(slot + i * (kPanel * 2));
-           // The shuffle waits for the loads of all lanes; without it, the arriving lane would wait only for its own loads.
+      // The shuffle waits for the loads of all lanes; without it, the arriving lane would wait only for its own loads.
       release(shared.ring, at, lane, ptx::shfl_sync(ptx::float_of(row[kPanels - 1].w), 0));
 #pragma unroll
       for (uint32_t i = 0; i < kPanels; ++i) add_row(total[i], row[i], weight);

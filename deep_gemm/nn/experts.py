@@ -3,10 +3,10 @@
 Rows are routes of tokens, stacked by expert in the order of `expert_rows`; p is the weight of a row's route.
 
     x rows     --cast 1x128--> h = A w1^T   (BF16: gate and up)
-        s = silu(gate) up  --cast 1x128--> y = A w2^T,   out = sum of p y over each token's rows
+    s = silu(gate) up  --cast 1x128--> y = A w2^T,   out = sum of p y over each token's rows
 
     dout rows  --cast 1x128--> ds / p = A w2,   dp = <s, ds / p>
-        dh         --cast 1x128--> A w1,            dx = sum over each token's rows
+    dh         --cast 1x128--> A w1,            dx = sum over each token's rows
     dw2 = (p dout rows)^T s,   dw1 = dh^T (x rows): groups along k, all operands cast 1x128 along each expert's rows
 
 Backward keeps x, h, the weights, and the token of each row. The host does not wait for the GPU. In BF16 nothing is

@@ -1,8 +1,8 @@
 """Log-probabilities of given tokens under an output head, in pieces: memory never holds the logits of all tokens.
 
     hidden [m, k], weight [n, k]   --product in FP32-->  a piece of logits, divided by the temperature
-        each 128 columns of the piece  --log(sum(exp))---->  one number for each block of 128 columns
-        all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
+    each 128 columns of the piece  --log(sum(exp))---->  one number for each block of 128 columns
+    all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
 
 Blocks are added in the order of the vocabulary, for any pieces and any number of ranks. Backward
 multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
