@@ -195,7 +195,7 @@ def operand(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> Tensor:
     checks.bind(name, x, axes, sizes)
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            f"{name}: expected a tensor without a gradient, got one that requires a gradient; call under torch.no_grad(), or "
+            f"{name}: expected a tensor without a gradient, got one with a gradient; call under torch.no_grad(), or "
             "for gradients call a product of grouped rows without d"
         )
     return x
