@@ -21,6 +21,9 @@ DEVICE void prefetch_tensormap(const TensorMap* map) {
 // barrier that tells the issuing thread. (PTX ISA, "Async proxy".)
 DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same for writes to global memory: between ordinary stores that a thread made or saw and loads by TMA.
+DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // An access policy for the L2. (PTX ISA, "createpolicy".) Not volatile: one for all loads will do.
 DEVICE uint64_t evict_first_policy() {
   uint64_t policy;

@@ -12,7 +12,6 @@ from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW, WHOLE
 from ...core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
 from ..kinds.output import OPERANDS_BY_ROW, Output
-from ..kinds.works import TILE_SLOTS
 
 BLOCK_K = 128
 """FP8 values of a k-block."""
@@ -218,7 +217,7 @@ class GemmConfig(Config, Output):
             outputs = self.num_math_warpgroups * WGMMA_ROWS * (self.block_n * self.output_bytes + 16)
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
-        elif self.epilogue.activates and not self.epilogue.by_tma:
+        elif self.epilogue.activates and not (self.epilogue.by_tma or self.epilogue.has_row_addresses):
             outputs = EMPTY_BYTES
         barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
         before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
@@ -480,7 +479,7 @@ class GemmConfig(Config, Output):
         scales = "by_slot" if self.converts_b else "by_halves" if epilogue.activates else scales
         convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
         params = "_silu" if epilogue.activates else ""
-        of_rows = {"ROWS_PARAMS": f"work/rows{params}_params.cuh"} if work.groups_rows else {}
+        of_rows = {"ROWS_PARAMS": f"work/rows{params}_params.cuh"} if work.groups_rows and not work.is_twice else {}
         gates = {} if epilogue.gates in (None, stores) else {"GATES": f"epilogue/{epilogue.gates}.cuh"}
         return {
             "DESTINATION": f"epilogue/{epilogue.destination}.cuh",
@@ -526,7 +525,7 @@ class GemmConfig(Config, Output):
             "kGroups": work.number,
             "kGateColumns": self.block_n // 2 if epilogue.gates_apart else 8,
             "kColumnsOfValue": 1 + epilogue.activates,  # gate and up, or one
-            "kTileSlots": TILE_SLOTS,
+            "kTileSlots": work.tile_slots,
             "kWindowRows": work.window_rows(),
             "kRunWords": work.run_words(self.block_m),
             "kAIsMnMajor": self.majors.a_is_mn,

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...core.check.recipes import BFLOAT16, E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
-from .works import ENDS, Named, Work
+from .works import ENDS, TWICE, Named, Work
 
 
 def store(d: Tensor, c: Tensor | None, sums: Tensor) -> None:
@@ -101,6 +101,17 @@ SILU = Epilogue(
 """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
 SILU_OF_HALVES = replace(SILU, gates="gates_apart", name="silu of halves")
 """The same of a B that has gate's rows first: a scale is for 128 columns, and gate and up are rounded to BF16."""
+SILU_THEN_ROWS = Epilogue(
+    source="silu_or_rows",
+    gates="gates_apart",
+    name="silu, then rows",
+    suffix=" to addresses",
+    by_tma=False,
+    has_row_addresses=True,
+    output_bytes=2,
+    work=TWICE,
+)
+"""Of two products in turns: SILU_OF_HALVES makes A of the second, whose rows go TO_ADDRESSES."""
 SILU_IN_BF16 = Epilogue(
     source="activated", gates="activated", name="silu", kernel="_silu", work=ENDS, operands=((BFLOAT16, None, None),)
 )

@@ -73,6 +73,10 @@ class Work(Named):
     """Shared memory of the file besides the queue."""
     alignment: int = 1
     """Alignment of the file's shared memory."""
+    is_twice: bool = False
+    """Tiles are of two products."""
+    tile_slots: int = TILE_SLOTS
+    """Tiles that the queue holds."""
     may_split_k: bool = True
     """CTAs of a cluster may share out k."""
     takes_fine_scales: bool = False
@@ -96,7 +100,7 @@ class Work(Named):
     def queue_bytes(self, rows_of_tile: int, window_rows: int = WINDOW_ROWS) -> int:
         """Size of `TileQueue` in gemm/work/tile_queue.cuh but for its alignment; 0 without a queue."""
         words = self.window_rows(window_rows) + self.run_words(rows_of_tile)
-        return TILE_SLOTS * (TILE_BYTES + 2 * 8) + words * 4 if self.queue else 0
+        return self.tile_slots * (TILE_BYTES + 2 * 8) + words * 4 if self.queue else 0
 
 
 DENSE = Work(name="", kernel="dense", source="dense", number=0, decode="one", takes_fine_scales=True)
@@ -118,6 +122,8 @@ IDS = Work(
 """Rows stacked by group, and a group's number for each row."""
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
 """Rows stacked by group, and where each group's rows end."""
+TWICE = replace(ENDS, name="ends twice", kernel="m_grouped_twice", source="rows_twice", is_twice=True, tile_slots=2)
+"""The same for two products in turns: A of the second one is the result of the first."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""
 DEPTHS = Work(
@@ -162,4 +168,4 @@ SUM = Work(
     name="sum", kernel="sum", source="sums", number=6, line="{groups} x {m} x {n} x {k}, added up, runs", is_summed=True
 )
 """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
-WORKS = (DENSE, IDS, ENDS, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
+WORKS = (DENSE, IDS, ENDS, TWICE, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)

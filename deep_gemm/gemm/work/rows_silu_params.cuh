@@ -3,13 +3,6 @@
 #include "params.cuh"
 #include "work/layout.cuh"
 
-struct Activation {
-  const float* row_weights;  // a factor for each row; null: none
-  float* scales;             // [columns of activations / 64, scales_pitch], a column for each row
-  uint32_t scales_pitch;
-  float limit;  // gates count as at most this, ups as within +-this
-};
-
 // The row of B for a column of the product. In the product kGateColumns of gate and kGateColumns of up take turns. B's
 // rows take the same turns if kGateColumns is 8; if it is more, all rows of gate come first.
 DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {

@@ -25,9 +25,13 @@ struct TileQueue {
     }
   }
 
+  DEVICE void wait_until_free(uint32_t number) {
+    ptx::mbarrier_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1);
+  }
+
   DEVICE void deal(uint32_t number, const ptx::Uint4& tile) {
     const uint32_t slot = number % kTileSlots;
-    ptx::mbarrier_wait_parity(&empty[slot], (number / kTileSlots & 1) ^ 1);
+    wait_until_free(number);
     ptx::st_shared_v4_b32(&tiles[slot], tile.x, tile.y, tile.z, tile.w);
     ptx::mbarrier_arrive(&full[slot]);
   }

@@ -60,6 +60,7 @@ struct Mbarrier {
   // Landed by TMA in a phase, but not yet visible to ordinary loads, because no thread has waited.
   std::vector<std::pair<uint64_t, Range>> landed;
   std::vector<Sent> sent;
+  std::vector<uint64_t> known;  // of the threads that have arrived
 };
 
 // True values of accumulators while the kernel's own registers are poisoned.
@@ -101,6 +102,7 @@ struct Warp {
   uint64_t generation = 0;
   uint64_t values[2][kLanes];
   WaitList waiting;
+  std::vector<uint64_t> known[2];  // of the lanes that come to even and to odd generations of syncwarp
 
   uint32_t elected = 0;
   uint32_t registers = 0;
@@ -195,6 +197,8 @@ struct Fiber {
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
   Known known;
+  Known fenced, told_fenced, for_tma;  // of stores to memory that TMA loads: see peers.h
+  std::pair<const void*, uint32_t> asked{};  // the count that was read last, and its value
 
   uint32_t lane() const { return thread % kLanes; }
   Warp& warp() const { return cta->warps[thread / kLanes]; }
@@ -224,7 +228,9 @@ struct Machine {
   std::vector<uint64_t> stored;                                                   // by place for a fiber
   std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
   std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of a word's last one
-  std::map<const void*, Known> counted;                                           // at words of atomics that release
+  std::map<const void*, Known> counted, counted_fenced;                           // at words of atomics that release
+  std::map<const void*, WaitList> waiting_for_count;
+  std::set<const Buffer*> mapped;                                                 // writable buffers of tensor maps
   uint32_t ready_polling = 0;
   std::priority_queue<Event> events;
   bool is_ahead_over = false, is_end_of_ahead_due = false;  // the kernel ahead, if this one is launched as its dependent

@@ -40,6 +40,7 @@ inline void arrive(Mbarrier& barrier, const char* what) {
   if (barrier.pending == 0)
     fail(std::string(what) + ": more arrivals than " + at(barrier.offset) + " was initialized for (" +
          text(barrier.expected) + "), while " + std::to_string(barrier.bytes) + " bytes are still to land");
+  tell(barrier.known);
   --barrier.pending;
   advance_if_complete(barrier);
 }
@@ -60,6 +61,7 @@ inline bool is_over(const Mbarrier& barrier, uint32_t parity) { return (barrier.
 
 // A thread that has seen a phase end may read what landed in it.
 inline void show_landed(Cta* cta, Mbarrier& barrier) {
+  learn(barrier.known);
   auto& landed = barrier.landed;
   for (size_t i = 0; i < landed.size();) {
     if (landed[i].first >= barrier.phase) {

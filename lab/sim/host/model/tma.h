@@ -75,6 +75,18 @@ inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* 
   });
 }
 
+// Words of a box that this kernel has written and that its loads may not rely on.
+inline std::set<uint64_t> words_hidden_from_tma(const Box& box) {
+  std::set<uint64_t> hidden;
+  const Buffer* buffer = find_buffer(box.map.tensor, 1);
+  if (!machine->mapped.count(buffer)) return hidden;
+  visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
+    for (uint32_t byte = from; byte < to; byte += 4)
+      if (!is_shown_to_tma(address + byte)) hidden.insert(address + byte);
+  });
+  return hidden;
+}
+
 inline void land(Cta* cta, uint32_t barrier_offset, Range range, const std::function<void(Mbarrier&)>& copy,
                  const std::string& what = "a TMA load") {
   if (cta->live_threads == 0)
@@ -99,6 +111,7 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
   const Box box = make_box(map, destination, corner, what);
   const uint32_t barrier_offset = shared_offset(barrier, 8, 8, what);
   check_rows(box, false, self->cta, what);
+  const auto hidden = std::make_shared<std::set<uint64_t>>(words_hidden_from_tma(box));
   if (cta_mask == 0 || cta_mask >> self->cta->cluster->ctas.size())
     fail(std::string(what) + ": the CTA mask " + text(cta_mask) + " does not fit a cluster of " +
          text(self->cta->cluster->ctas.size()));
@@ -117,10 +130,12 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
         --machine->maps_in_use[map];
         const Range range{box.offset + first * box.row_bytes, (end - first) * box.row_bytes};
         land(cta, barrier_offset, range, [&](Mbarrier& barrier_there) {
-          visit_chunks(box, first, end, [cta](uint32_t shared, uint32_t from, uint32_t to, uint64_t address) {
+          visit_chunks(box, first, end, [&](uint32_t shared, uint32_t from, uint32_t to, uint64_t address) {
             std::memset(cta->async + shared, 0, 16);
             if (from < to)
               std::memcpy(cta->async + shared + from, reinterpret_cast<const void*>(address + from), to - from);
+            for (uint32_t byte = 0; byte < 16 && !hidden->empty(); byte += 4)
+              if (hidden->count(address + byte)) std::memset(cta->async + shared + byte, kPoison, 4);
           });
           barrier_there.landed.push_back({barrier_there.phase, range});
         });

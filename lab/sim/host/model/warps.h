@@ -143,7 +143,12 @@ uint32_t match_any_sync(uint32_t value) {
   return bits;
 }
 uint32_t popc(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
-void syncwarp() { gather("syncwarp", 0); }
+void syncwarp() {
+  auto& known = self->warp().known[self->warp().generation % 2];
+  tell(known);
+  gather("syncwarp", 0);
+  learn(known);
+}
 
 void syncthreads() { syncthreads_and(true); }
 bool syncthreads_and(bool value) {

@@ -19,6 +19,7 @@ static_assert(sizeof(TensorMap) == 128, "as large as the driver's");
 
 void prefetch_tensormap(const TensorMap* map);
 void fence_proxy_async_shared();
+void fence_proxy_async_global();
 inline uint64_t evict_first_policy() { return 0; }  // without a model of the L2
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1);

@@ -1,0 +1,263 @@
+// Both products of experts' rows in one stream of tasks. The first activates: its D is the middle, A of the second product,
+// whose rows go to addresses. A task is a tile of either. Tasks have a fixed order:
+//
+//   first product    0 .. lag - 1   a turn        a turn        ...
+//   second product                        a turn        a turn  ...      a turn: as many tiles as there are columns of tiles
+//
+// CTAs claim tasks in this order. The storing warps count a tile of the first product, once its warpgroup has written the
+// middle, for the block of rows that the tile is of. The loading thread of a tile of the second one waits until its block is
+// whole. All tiles of a block come before the first task that waits for it, if `lag` has room for a band of the raster:
+// so a CTA waits only for tasks that are running or over, whether or not all CTAs run at a time.
+#pragma once
+#include "config.cuh"
+#include "epilogue/panels.cuh"
+#include "operand.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include "tile.cuh"
+#include "work/layout.cuh"
+#include "work/tile_queue.cuh"
+#include SCALES
+
+struct Params : Product {
+  Groups groups;
+  Activation activation;
+  Product second;
+  uint64_t second_sfb_stride;  // of groups, in elements
+  uint32_t* claimed;           // tasks that CTAs have claimed; zero before
+  uint32_t* whole;             // for each block of rows, how many parts of its tiles have been written; zeros before
+  uint32_t lag;                // tiles of the first product before the first tile of the second
+};
+
+struct WorkStorage {
+  TileQueue queue;
+
+  DEVICE void init() { queue.init(kNumMathWarps + kStoringWarps + 1); }  // all roles but the dealing warp take
+};
+
+// ---- Tiles
+
+struct Tile {
+  uint32_t row_m;  // first row
+  uint32_t row_n;  // first column of the product
+  uint32_t end_m;  // where the group's rows end
+  uint32_t group;
+  uint32_t block = 0;          // the number of its block of rows
+  uint32_t stored_before = 0;  // how many of its first rows the tile above stores
+  bool is_second = false;      // it is a tile of the second product
+};
+
+using TileToLoad = Tile;
+
+DEVICE const Product& product_of(const Params& p, const Tile& tile) { return tile.is_second ? p.second : p; }
+
+DEVICE void prefetch_operand_maps(const Params& p) {
+  prefetch_maps(p);
+  prefetch_maps(p.second);
+}
+
+// Marks the end of the tiles: any other tile ends behind a row.
+constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
+// A tile's second word in the queue holds its column of tiles, then its block; the last one holds the group, then
+// `stored_before`. Its highest bit says which product.
+constexpr uint32_t kColumnBits = 12, kGroupBits = 24;
+static_assert(kBlockM <= 128, "a count of rows in 7 bits");
+
+struct Tiles {
+  const Params& p;
+  WorkStorage& storage;
+  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
+  Stretches of_first, of_second;
+
+  DEVICE Tiles(const Params& p_, WorkStorage& storage_)
+      : p(p_), storage(storage_), of_first(storage_.queue.window), of_second(storage_.queue.window) {}
+
+  // By the loading thread.
+  template <typename Load>
+  DEVICE void load_all(const Load& load) {
+    for (Tile tile; take<false>(tile);) load(tile);
+  }
+
+  // By the producer's other warps: one claims tasks, and hands them out.
+  DEVICE void find_for_others(uint32_t warp) {
+    if (warp != 1) return;
+    for (Tile tile; find_next(tile);) deal(tile);
+    deal(kNoMoreTiles);
+  }
+
+  // By a math warp or a storing one.
+  DEVICE bool next(Tile& tile) { return take<true>(tile); }
+
+  DEVICE void finish(Tile&) {}
+
+  DEVICE void deal(const Tile& tile) {
+    if (ptx::lane_index() == 0)
+      storage.queue.deal(number, {tile.row_m, tile.row_n / kBlockN | tile.block << kColumnBits, tile.end_m,
+                                  tile.group | tile.stored_before << kGroupBits | static_cast<uint32_t>(tile.is_second) << 31});
+    ptx::syncwarp();
+    ++number;
+  }
+
+  template <bool kIsWarp>
+  DEVICE bool take(Tile& tile) {
+    storage.queue.wait_until_dealt(number);
+    const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(storage.queue.tile(number));
+    ptx::Uint4 words = dealt;
+    if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
+      words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
+    tile = {words.x,
+            (words.y & ((1u << kColumnBits) - 1)) * kBlockN,
+            words.z,
+            words.w & ((1u << kGroupBits) - 1),
+            words.y >> kColumnBits,
+            words.w >> kGroupBits & 127,
+            words.w >> 31 != 0};
+    storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
+    ++number;
+    return tile.end_m != kNoMoreTiles.end_m;
+  }
+
+  // Claims the next task that is there.
+  DEVICE bool find_next(Tile& tile) {
+    const uint32_t columns_of_first = ceil_div(p.n, kBlockN), columns_of_second = ceil_div(p.second.n, kBlockN);
+    storage.queue.wait_until_free(number);  // a task is claimed late, so that CTAs end together
+    while (true) {
+      const uint32_t task = ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(p.claimed, 1) : 0, 0);
+      const uint32_t behind_lag = task < p.lag ? 0 : task - p.lag, turn = behind_lag / (columns_of_first + columns_of_second);
+      const uint32_t in_turn = behind_lag - turn * (columns_of_first + columns_of_second);
+      tile.is_second = task >= p.lag && in_turn >= columns_of_first;
+      if (tile.is_second) {
+        if (find(tile, of_second, columns_of_second, turn * columns_of_second + in_turn - columns_of_first)) return true;
+        return false;
+      }
+      if (find(tile, of_first, columns_of_first, task < p.lag ? task : p.lag + turn * columns_of_first + in_turn)) return true;
+    }
+  }
+
+  DEVICE bool find(Tile& tile, Stretches& stretches, uint32_t tiles_n, uint32_t wanted) const {
+    FoundTile found{};
+    if (!stretches.find(p.groups, tiles_n, wanted, found)) return false;
+    const uint32_t rows = found.stretch.end - found.stretch.first;
+    const TileIndex index = place_in_raster(found.number, found.stretch.tiles_m(), tiles_n);
+    tile.row_m = index.m * kBlockM;
+    tile.row_n = index.n * kBlockN;
+    tile.block = (wanted - found.number) / tiles_n + index.m;
+    move_up(tile.row_m, rows, kBlockM);
+    tile.stored_before = index.m * kBlockM - tile.row_m;
+    tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
+    return true;
+  }
+};
+
+DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(product_of(p, tile).k); }
+
+// A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows.
+struct Share {
+  bool is_any = false;
+  static constexpr bool is_part = false;
+
+  DEVICE void set(const Tile& tile, uint32_t warpgroup) {
+    // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+    is_any = !ptx::all_sync(tile.row_m + warpgroup * 64 >= tile.end_m);
+  }
+
+  template <typename Use>
+  DEVICE void with(Totals& total, const Use& use) const {
+    use(total);
+  }
+};
+
+// ---- The middle: written by a warpgroup, read by TMA of any CTA
+
+DEVICE void count_written(const Params& p, const Tile& tile) {
+  ptx::fence_proxy_async_global();
+  ptx::red_release_gpu_add(p.whole + tile.block, 1);
+}
+
+DEVICE void wait_until_whole(const Params& p, const Tile& tile) {
+  const uint32_t parts = ceil_div(p.n, kBlockN) * (tile.row_m + 64 < tile.end_m ? 2 : 1);
+  while (ptx::ld_acquire_gpu_b32(p.whole + tile.block) < parts) {
+  }
+  ptx::fence_proxy_async_global();
+}
+
+// ---- Loads: as of one product, see work/rows.cuh
+
+struct ClippedBox {
+  uint32_t first, place;
+
+  DEVICE ClippedBox(uint32_t row, uint32_t end, uint32_t height) {
+    const uint32_t rows = row >= end ? 0 : end - row < height ? end - row : height;
+    first = height - rows, place = row + rows;
+  }
+};
+
+DEVICE uint32_t rows_loaded(const Tile& tile) {
+  const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
+  return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
+}
+
+DEVICE uint32_t skipped_scales(const Tile& tile) { return tile.row_m % 4; }
+
+// The row of the first B for a column of the product, of which kGateColumns of gate and of up take turns.
+DEVICE uint32_t row_of_gates(uint32_t column, uint32_t n) {
+  constexpr uint32_t kTurn = 2 * kGateColumns;
+  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : n / 2);
+}
+
+struct TileLoad {
+  const Product& product;
+  const Tile& tile;
+  uint32_t slot_bytes;
+
+  DEVICE TileLoad(const Params& p, const Tile& tile_)
+      : product(product_of(p, tile_)), tile(tile_), slot_bytes(kSlotBytes - (kBlockM - rows_loaded(tile_)) * kLineBytes) {
+    if (tile.is_second) wait_until_whole(p, tile);
+  }
+
+  DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
+#pragma unroll
+    for (uint32_t row = 0; row < kBlockM; row += kBoxRowsOfA) {
+      if (row >= rows_loaded(tile)) break;
+      const ClippedBox box(tile.row_m + row, tile.end_m, kBoxRowsOfA);
+      ptx::tma_load_4d(&product.map_a, slot.full, slot.a + row * kLineBytes, k, box.first, box.place, 0);
+    }
+#pragma unroll
+    for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB) {
+      const uint32_t column = tile.row_n + row;
+      load_rows<false, kBoxRowsOfB>(&product.map_b, slot.full_of_b, slot.b + row * kLineBytes, k,
+                                    tile.is_second ? column : row_of_gates(column, product.n), tile.group);
+    }
+#pragma unroll
+    for (uint32_t row = 0; row < kScaleRows; row += kBoxScaleRows)
+      ptx::tma_load_3d(&product.map_sfa, slot.full, slot.scales + row, tile.row_m - skipped_scales(tile) + row, k_block, 0);
+  }
+};
+
+// ---- B's scales, of gate and up or of two blocks in a line; C; D, which no panels are stored to
+
+DEVICE const float* sfb_of(const Params& p, const Tile& tile) {
+  return product_of(p, tile).sfb + tile.group * (tile.is_second ? p.second_sfb_stride : p.groups.sfb_stride);
+}
+
+DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
+  const Product& of = product_of(p, tile);
+  TileScales scales(sfb_of(p, tile), of.sfb_stride_n, of.sfb_stride_k, tile.row_n, of.n, k_blocks_of(p, tile).end);
+  if (tile.is_second) {
+    scales.row[0] = sfb_of(p, tile) + uint64_t{tile.row_n / kScaleRowsOfB} * of.sfb_stride_n;
+    scales.row[1] = scales.row[0] + (tile.row_n + kScaleRowsOfB < of.n ? of.sfb_stride_n : 0);
+  }
+  return scales;
+}
+
+DEVICE const uint8_t* c_of(const Params&, const Tile&) { return nullptr; }
+
+struct Destination {
+  Span span;
+
+  DEVICE Destination(const Params& p, const Tile&, uint32_t) : span(p.n) {}
+  DEVICE void store(const uint8_t*, uint32_t, uint32_t) const {}
+  DEVICE void prefetch(uint32_t, uint32_t) const {}
+};

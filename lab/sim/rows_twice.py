@@ -1,0 +1,112 @@
+"""Both products of experts' rows by one kernel in the simulator: source and parameters are a GPU's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deep_gemm.across import rows_twice
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8
+from deep_gemm.gemm import launch
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.problem import Problem
+
+from ..silu import checked
+from .launcher import Stage
+from .library import HostKernel
+from .product import depth, draws, outcome, right_and_allowed, sizes
+from .rows import CANARY
+from .rows_silu import random_problem
+from .trial import Trial
+
+OPERANDS = "a", "sfa", "b", "sfb", "c", "d", "scales"
+
+
+@dataclass(frozen=True)
+class RowsTwiceTrial(Trial):
+    """One layout of rows. Results of all rows lie in this rank's memory and a peer's by turns, in another order."""
+
+    kernel = FP8_GEMM
+    config: GemmConfig
+    sizes: tuple[int, ...] = (2, 0, 1)
+    seed: int = 0
+    schedule: str | None = None
+    hidden: int = 256
+    intermediate: int = 256
+    lag: int = 0
+    limit: float | None = None
+
+    @classmethod
+    def takes(cls, config: GemmConfig) -> bool:
+        """Take two products in turns."""
+        return config.work.is_twice
+
+    @classmethod
+    def drawn(cls, config: GemmConfig, seed: int) -> RowsTwiceTrial:
+        """Draw groups, depths and a lag."""
+        draw = draws(config, seed)
+        return cls(
+            config,
+            tuple(sizes(draw, draw.randint(1, 4), config.block_m + 70)),
+            seed,
+            hidden=128 * config.run_k_blocks * draw.randint(1, 2) if config.run_k_blocks > 1 else depth(draw, config),
+            intermediate=128 * config.run_k_blocks * draw.randint(1, 2),
+            lag=draw.randint(0, 8),
+            limit=draw.choice((None, 0.5)),
+            num_sms=draw.randint(1, 4),
+        )
+
+    def problems(self) -> tuple[Problem, Problem]:
+        """Draw the operands; results are to lie one behind another, with room for 8 columns between rows."""
+        rows = dict(limit=self.limit, has_weights=False, gates_apart=True)
+        first = random_problem(self.sizes, 2 * self.intermediate, self.hidden, self.seed, **rows)
+        generator = torch.Generator().manual_seed(self.seed)
+        w2 = torch.randn(len(self.sizes), self.hidden, self.intermediate, generator=generator, dtype=torch.float32)
+        operands = (
+            (first.a, first.sfa),
+            (first.b, first.sfb),
+            (first.d, first.scales),
+            per_block_cast_to_fp8(w2),
+            first.c,
+        )
+        return rows_twice.problems(*operands, torch.zeros(first.m, dtype=torch.int64), self.limit)
+
+    def check(self, kernel: HostKernel | None = None) -> float:
+        """Compare the middle with the CPU's, and results with the products of the middle that the kernel made."""
+        first, second = (launch.prepared(p, self.config) for p in self.problems())
+        generator = torch.Generator().manual_seed(self.seed)
+        place = torch.randperm(first.m, generator=generator)
+        on_peer = torch.rand(first.m, generator=generator, dtype=torch.float32) < 0.5
+        results = torch.full((first.m, second.n + 8), CANARY, dtype=torch.bfloat16)
+        counts = torch.zeros(rows_twice.counts_for(first.m, len(self.sizes)), dtype=torch.int32)
+        read = {name: getattr(first, name) for name in ("a", "sfa", "b", "sfb", "c")}
+        read |= {"b of second": second.b, "sfb of second": second.sfb, "addresses": second.d}
+        written = {"d": first.d, "scales": first.scales, "here": results, "there": results, "counts": counts}
+        aligned = dict.fromkeys(("a", "sfa", "b", "b of second", "d", "scales", "here", "there"), 16)
+        stage = Stage(self.config, read, written, aligned, ready=(*read, *written), ranks={"there": 1}, **self.how)
+        at = stage.at
+        rooms = [torch.tensor(at[name].data_ptr(), dtype=torch.int64) for name in ("here", "there")]
+        at["addresses"].copy_(torch.where(on_peer, rooms[1], rooms[0]) + place * results.stride(0) * 2)
+        placed = (
+            stage.placed(first),
+            second._replace(
+                a=at["d"], sfa=at["scales"], b=at["b of second"], sfb=at["sfb of second"], c=at["c"], d=at["addresses"]
+            ),
+        )
+        with stage.launches({FP8_GEMM: kernel}):
+            rows_twice.start(*placed, self.config, at["counts"], self.lag, stage.num_sms)
+        result = stage.result()
+        middle = result.buffers["d"], result.buffers["scales"]
+        worst = checked(first, middle, self.device)
+        found = [result.buffers[name] for name in ("here", "there")]
+        for rank, each in enumerate(found):
+            is_used = torch.zeros(first.m, dtype=torch.bool)
+            is_used[place[on_peer if rank else ~on_peer]] = True
+            if not bool((each[:, second.n :] == CANARY).all()) or not bool((each[~is_used] == CANARY).all()):
+                raise ValueError(f"results on rank {rank}: something lies where nothing goes")
+        d = torch.where(on_peer[:, None], found[1][place, : second.n], found[0][place, : second.n])
+        expected = second._replace(a=middle[0], sfa=middle[1], d=torch.full_like(d, CANARY))
+        result.buffers["d"] = d
+        return max(worst, outcome(result, *right_and_allowed(expected, self.how)).checked().worst)
