@@ -43,8 +43,8 @@ def config_for(k: int, k_of_second: int, band: int = BAND, block_m: int = BLOCK_
 
 
 def counts_for(rows: int, groups: int) -> int:
-    """Count the words that a call needs, zeros before: one for the tasks, and one for each block of rows there may be."""
-    return 1 + groups + rows // BLOCK_M
+    """Count the words that a call needs, zeros before and after: two, and one for each block of rows there may be."""
+    return 2 + groups + rows // BLOCK_M
 
 
 def problems(
@@ -63,13 +63,13 @@ def values_of(first: Problem, second: Problem, config: GemmConfig, counts: Tenso
         **launch.values_of(first, config, **NOTHING),
         **{name: value for name, value in of_second.items() if name in names},
         "second_sfb_stride": of_second["second.groups.sfb_stride"],
-        "claimed": counts,
-        "whole": counts[1:],
+        "counts": counts,
+        "blocks": counts.numel() - 2,
         "lag": max(lag, (config.raster_group - 1) * columns),
     }
 
 
-NOTHING: dict[str, Any] = {"claimed": None, "whole": None, "lag": 0, "second_sfb_stride": 0}
+NOTHING: dict[str, Any] = {"counts": None, "blocks": 0, "lag": 0, "second_sfb_stride": 0}
 
 
 def start(first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, num_sms: int) -> None:

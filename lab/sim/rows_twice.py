@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -60,7 +61,7 @@ class RowsTwiceTrial(Trial):
 
     def problems(self) -> tuple[Problem, Problem]:
         """Draw the operands; results are to lie one behind another, with room for 8 columns between rows."""
-        rows = dict(limit=self.limit, has_weights=False, gates_apart=True)
+        rows: Any = {"limit": self.limit, "has_weights": False, "gates_apart": True}
         first = random_problem(self.sizes, 2 * self.intermediate, self.hidden, self.seed, **rows)
         generator = torch.Generator().manual_seed(self.seed)
         w2 = torch.randn(len(self.sizes), self.hidden, self.intermediate, generator=generator, dtype=torch.float32)
@@ -84,7 +85,7 @@ class RowsTwiceTrial(Trial):
         read = {name: getattr(first, name) for name in ("a", "sfa", "b", "sfb", "c")}
         read |= {"b of second": second.b, "sfb of second": second.sfb, "addresses": second.d}
         written = {"d": first.d, "scales": first.scales, "here": results, "there": results, "counts": counts}
-        aligned = dict.fromkeys(("a", "sfa", "b", "b of second", "d", "scales", "here", "there"), 16)
+        aligned = dict.fromkeys(("a", "sfa", "b", "b of second", "d", "scales", "here", "there", "counts"), 16)
         stage = Stage(self.config, read, written, aligned, ready=(*read, *written), ranks={"there": 1}, **self.how)
         at = stage.at
         rooms = [torch.tensor(at[name].data_ptr(), dtype=torch.int64) for name in ("here", "there")]
@@ -98,6 +99,8 @@ class RowsTwiceTrial(Trial):
         with stage.launches({FP8_GEMM: kernel}):
             rows_twice.start(*placed, self.config, at["counts"], self.lag, stage.num_sms)
         result = stage.result()
+        if bool(result.buffers["counts"].any()):
+            raise ValueError(f"counts: expected zeros afterwards, got {result.buffers['counts'].tolist()}")
         middle = result.buffers["d"], result.buffers["scales"]
         worst = checked(first, middle, self.device)
         found = [result.buffers[name] for name in ("here", "there")]

@@ -21,13 +21,18 @@
 #include "work/tile_queue.cuh"
 #include SCALES
 
+struct Counts {
+  uint32_t claimed, over;  // tasks that CTAs have claimed, and CTAs that wait for no block any more
+  uint32_t whole[1];       // of each block of rows: how many parts of its tiles of the first product have been written
+};
+
 struct Params : Product {
   Groups groups;
   Activation activation;
   Product second;
   uint64_t second_sfb_stride;  // of groups, in elements
-  uint32_t* claimed;           // tasks that CTAs have claimed; zero before
-  uint32_t* whole;             // for each block of rows, how many parts of its tiles have been written; zeros before
+  Counts* counts;              // zeros before and after
+  uint32_t blocks;             // that there may be
   uint32_t lag;                // tiles of the first product before the first tile of the second
 };
 
@@ -78,6 +83,10 @@ struct Tiles {
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     for (Tile tile; take<false>(tile);) load(tile);
+    // The last CTA to come here leaves zeros: all tasks are claimed, and all blocks have been waited for.
+    if (ptx::atom_add_acq_rel_b32(&p.counts->over, 1) + 1 < ptx::grid_size()) return;
+    for (uint32_t block = 0; block < p.blocks; ++block) ptx::st_global_b32(&p.counts->whole[block], 0);
+    ptx::st_global_v2_b32(p.counts, 0, 0);
   }
 
   // By the producer's other warps: one claims tasks, and hands them out.
@@ -124,7 +133,7 @@ struct Tiles {
     const uint32_t columns_of_first = ceil_div(p.n, kBlockN), columns_of_second = ceil_div(p.second.n, kBlockN);
     storage.queue.wait_until_free(number);  // a task is claimed late, so that CTAs end together
     while (true) {
-      const uint32_t task = ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(p.claimed, 1) : 0, 0);
+      const uint32_t task = ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(&p.counts->claimed, 1) : 0, 0);
       const uint32_t behind_lag = task < p.lag ? 0 : task - p.lag, turn = behind_lag / (columns_of_first + columns_of_second);
       const uint32_t in_turn = behind_lag - turn * (columns_of_first + columns_of_second);
       tile.is_second = task >= p.lag && in_turn >= columns_of_first;
@@ -173,12 +182,12 @@ struct Share {
 
 DEVICE void count_written(const Params& p, const Tile& tile) {
   ptx::fence_proxy_async_global();
-  ptx::red_release_gpu_add(p.whole + tile.block, 1);
+  ptx::red_release_gpu_add(&p.counts->whole[tile.block], 1);
 }
 
 DEVICE void wait_until_whole(const Params& p, const Tile& tile) {
   const uint32_t parts = ceil_div(p.n, kBlockN) * (tile.row_m + 64 < tile.end_m ? 2 : 1);
-  while (ptx::ld_acquire_gpu_b32(p.whole + tile.block) < parts) {
+  while (ptx::ld_acquire_gpu_b32(&p.counts->whole[tile.block]) < parts) {
   }
   ptx::fence_proxy_async_global();
 }
