@@ -30,7 +30,7 @@ from ..core.replay import FIXED
 from ..moe import gather_weighted
 from ..moe.api import activations_of_rows
 from ..moe.routing import stack_routes
-from . import gather_rows, meet_ranks, post_rows, rows_to_addresses
+from . import gather_rows, meet_ranks, post_rows, rows_to_addresses, rows_twice
 from .collectives import agree_about_decode
 from .gather_rows import Gathered
 from .message import WORD, with_aligned_rows
@@ -50,7 +50,8 @@ class Peers:
         self.memory, self.room, self.seconds = memory, room, seconds
         state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
         report = torch.zeros(1, dtype=torch.int32, device="cpu").pin_memory()
-        self.node = Node(room, addresses, rank, state, experts, report, round(seconds * 1e9))
+        counts = torch.zeros(rows_twice.counts_for(room.slots * room.topk, experts), dtype=torch.int32, device=device)
+        self.node = Node(room, addresses, rank, state, experts, report, round(seconds * 1e9), counts)
         self._missed = ctypes.c_int32.from_address(report.data_ptr())
         of_slots = memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES]
         self.ids = of_slots.view(WORD).view(room.slots, room.topk)
@@ -104,8 +105,11 @@ def _decoded(
     scales = empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
     gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses))
-    middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), by_ends=True)
-    rows_to_addresses.run(middle, w2, rows.ends, addresses)
+    if rows_twice.takes(count, w1, w2):
+        rows_twice.run((values, scales), w1, w2, rows.ends, addresses, node.counts, limit=limit)
+    else:
+        middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), by_ends=True)
+        rows_to_addresses.run(middle, w2, rows.ends, addresses)
     meet_ranks.run(node, x.get_device())
     made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
     gather_weighted.run(results, result_of, topk_weights.contiguous(), made)

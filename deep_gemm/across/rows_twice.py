@@ -1,7 +1,7 @@
 """Both products of experts' rows by one kernel: gemm/work/rows_twice.cuh.
 
-The second product of a block of rows follows its first one some tasks later, so that results leave for other GPUs while first
-products are computed. The bits are those of two launches.
+The second product of a block of rows follows its first one some tasks later, so that results leave for other GPUs while
+first products are computed. The bits are those of two launches.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..casts.rules import empty_scales
 from ..core.check.checks import Operand
 from ..core.check.layout import ceil_div
+from ..core.check.memory import empty
 from ..core.gpu import gpu_of
 from ..core.settings import num_sms_of
 from ..gemm import launch
@@ -24,9 +26,12 @@ from ..gemm.kernel import FP8_GEMM, params_of
 from ..gemm.kinds.epilogues import SILU_THEN_ROWS
 from ..gemm.kinds.output import Output
 from ..gemm.kinds.works import TWICE
+from ..gemm.packed import is_packed
 from ..gemm.problem import Problem
+from ..moe.api import activates_in_product
 from . import rows_to_addresses
 
+IS_ON = True
 OUTPUT = Output(work=TWICE, epilogue=SILU_THEN_ROWS)
 BLOCK_M, BLOCK_N = 128, 256
 BAND = 4
@@ -63,7 +68,7 @@ def values_of(first: Problem, second: Problem, config: GemmConfig, counts: Tenso
         **launch.values_of(first, config, **NOTHING),
         **{name: value for name, value in of_second.items() if name in names},
         "second_sfb_stride": of_second["second.groups.sfb_stride"],
-        "counts": counts,
+        "counts": counts.data_ptr(),
         "blocks": counts.numel() - 2,
         "lag": max(lag, (config.raster_group - 1) * columns),
     }
@@ -75,13 +80,17 @@ NOTHING: dict[str, Any] = {"counts": None, "blocks": 0, "lag": 0, "second_sfb_st
 def start(first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, num_sms: int) -> None:
     """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros."""
     ctas = min(num_sms, first.groups * first.m * ceil_div(max(first.n, second.n), config.block_n))
-    FP8_GEMM.run(config, values_of(first, second, config, counts, lag), ctas, counts.get_device())
+    FP8_GEMM.run(config, values_of(first, second, config, counts, lag), ctas, second.d.get_device())
+
+
+def takes(rows: int, w1: Operand, w2: Operand) -> bool:
+    """Tell whether the kernel is for these weights, and rows are enough to gain by it."""
+    return IS_ON and activates_in_product(rows, w2[0].shape[2]) and not (is_packed(w1) or is_packed(w2))
 
 
 def run(
     a: Operand,
     w1: Operand,
-    middle: Operand,
     w2: Operand,
     ends: Tensor,
     addresses: Tensor,
@@ -91,8 +100,15 @@ def run(
     lag: int = LAG,
     config: GemmConfig | None = None,
 ) -> None:
-    """Multiply each row by its group's `w1`, activate, cast into `middle`, multiply by `w2`; store at `addresses`."""
+    """Multiply each row by its group's `w1`, activate, cast, multiply by `w2`; store the result at the row's address.
+
+    `counts`: int32 `[counts_for(...)]`, zeros before and after.
+    """
+    rows, intermediate = a[0].shape[0], w2[0].shape[2]
+    values = empty("activations", (rows, intermediate), a[0].dtype, a[0].device)
+    middle = values, empty_scales((rows,), intermediate, values, mn_major=True)
     first, second = problems(a, w1, middle, w2, ends, addresses, limit)
     config = config or config_for(first.k, second.k)
-    num_sms = num_sms_of(gpu_of(counts.get_device()).num_sms)
+    device = addresses.get_device()
+    num_sms = num_sms_of(gpu_of(device).num_sms)
     start(launch.prepared(first, config), launch.prepared(second, config), config, counts, lag, num_sms)

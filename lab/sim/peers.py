@@ -106,7 +106,7 @@ def launches_of(
     for rank, calls in enumerate(by_rank):
         state = simulation.tensor(f"state {rank}", torch.empty(STATE_WORDS, dtype=torch.int32))
         report = simulation.tensor(f"report {rank}", torch.empty(1, dtype=torch.int32))
-        node = Node(room, addresses, rank, state, sizes.experts_here, report, limit)
+        node = Node(room, addresses, rank, state, sizes.experts_here, report, limit, state)
         launches: list[KernelLaunch] = []
 
         def add(kernel: Kernel[Any], config: Config, values: Mapping[str, Any], grid: int, to: Any = launches) -> None:

@@ -130,18 +130,18 @@ struct Tiles {
 
   // Claims the next task that is there.
   DEVICE bool find_next(Tile& tile) {
-    const uint32_t columns_of_first = ceil_div(p.n, kBlockN), columns_of_second = ceil_div(p.second.n, kBlockN);
+    const uint32_t columns_of_first = ceil_div(p.n, kBlockN), columns_of_second = ceil_div(p.second.n, kBlockN), lag = p.lag;
     storage.queue.wait_until_free(number);  // a task is claimed late, so that CTAs end together
     while (true) {
       const uint32_t task = ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(&p.counts->claimed, 1) : 0, 0);
-      const uint32_t behind_lag = task < p.lag ? 0 : task - p.lag, turn = behind_lag / (columns_of_first + columns_of_second);
+      const uint32_t behind_lag = task < lag ? 0 : task - lag, turn = behind_lag / (columns_of_first + columns_of_second);
       const uint32_t in_turn = behind_lag - turn * (columns_of_first + columns_of_second);
-      tile.is_second = task >= p.lag && in_turn >= columns_of_first;
+      tile.is_second = task >= lag && in_turn >= columns_of_first;
       if (tile.is_second) {
         if (find(tile, of_second, columns_of_second, turn * columns_of_second + in_turn - columns_of_first)) return true;
         return false;
       }
-      if (find(tile, of_first, columns_of_first, task < p.lag ? task : p.lag + turn * columns_of_first + in_turn)) return true;
+      if (find(tile, of_first, columns_of_first, task < lag ? task : lag + turn * columns_of_first + in_turn)) return true;
     }
   }
 
