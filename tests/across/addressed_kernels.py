@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from math import inf, prod
 from operator import attrgetter
@@ -45,6 +45,7 @@ from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.epilogues import SILU_OF_HALVES, TO_ADDRESSES
 from deep_gemm.moe import route_rows as route_rows_kernel
 from deep_gemm.moe.activation import activated_product_of_rows, cast_activated
 from deep_gemm.moe.check import ActivationProblem, ExpertRows
@@ -359,6 +360,14 @@ def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
 def fp8_gemm_rows(config: Any, p: Launched) -> None:
     if isinstance(config, DecodeConfig):
         fp8_gemm_few_rows(config, p)
+        return
+    if config.work.is_twice:
+        of_second = {name.removeprefix("second."): value for name, value in p.items() if name.startswith("second.")}
+        second = {**p, **of_second, "groups.sfb_stride": p["second_sfb_stride"]}
+        fp8_gemm_rows(replace(config, work=works.ENDS, epilogue=SILU_OF_HALVES), p)
+        fp8_gemm_rows(replace(config, work=works.ENDS, epilogue=TO_ADDRESSES), second)
+        assert p["blocks"] >= p["m"] // 128 + p["groups.count"]
+        assert not at(p["counts"], (2 + p["blocks"],), INT32).any()
         return
     m, n, k = p["m"], p["n"], p["k"]
     first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_sfa") if name in p}
