@@ -14,8 +14,16 @@ TRIALS = [
     RowsTwiceTrial(HIGH, (390,), 4, "slow_warps", intermediate=512, num_sms=2),
     RowsTwiceTrial(HIGH, (390,), 5, "slow_lanes", num_sms=1),
 ]
-_WORK, _EPILOGUE, _STORE, _SILU = "work/rows_twice.cuh", "epilogue/silu_or_rows.cuh", "epilogue/store_rows.cuh", "epilogue/silu.cuh"
-_COUNT, _WAIT = "  ptx::red_release_gpu_add(&p.counts->whole[tile.block], 1);\n", "    if (tile.is_second) wait_until_whole(p, tile);\n"
+_WORK, _EPILOGUE, _STORE, _SILU = (
+    "work/rows_twice.cuh",
+    "epilogue/silu_or_rows.cuh",
+    "epilogue/store_rows.cuh",
+    "epilogue/silu.cuh",
+)
+_COUNT, _WAIT = (
+    "  ptx::red_release_gpu_add(&p.counts->whole[tile.block], 1);\n",
+    "    if (tile.is_second) wait_until_whole(p, tile);\n",
+)
 _WRITER = "DEVICE void count_written(const Params& p, const Tile& tile) {\n  ptx::fence_proxy_async_global();\n"
 _READER = "  }\n  ptx::fence_proxy_async_global();\n"
 MUTATIONS = [
