@@ -20,14 +20,11 @@ _WORK, _EPILOGUE, _STORE, _SILU = (
     "epilogue/store_rows.cuh",
     "epilogue/silu.cuh",
 )
-_COUNT, _WAIT = (
-    "  ptx::red_release_gpu_add(&p.counts->whole[tile.block], 1);\n",
-    "    if (tile.is_second) wait_until_whole(p, tile);\n",
-)
+_COUNT = "  ptx::red_release_gpu_add(&p.counts->whole[tile.block], 1);\n"
 _WRITER = "DEVICE void count_written(const Params& p, const Tile& tile) {\n  ptx::fence_proxy_async_global();\n"
 _READER = "  }\n  ptx::fence_proxy_async_global();\n"
 MUTATIONS = [
-    Mutation("nobody waits for the middle", _WORK, _WAIT, ""),
+    Mutation("a tile waits for no block", _WORK, "  if (!tile.is_second) return;\n", "  return;\n"),
     Mutation("a count that releases nothing", _WORK, _COUNT, "  ptx::atom_add(&p.counts->whole[tile.block], 1);\n"),
     Mutation("a read of the count that acquires nothing", _WORK, "ptx::ld_acquire_gpu_b32(&p.counts->whole", "ptx::ld_relaxed_gpu_b32(&p.counts->whole"),
     Mutation("no fence behind the stores", _WORK, _WRITER, _WRITER.partition("  ptx")[0]),
@@ -45,12 +42,12 @@ MUTATIONS = [
     Mutation("blocks are not told", _WORK, "tile.row_n / kBlockN | tile.block << kColumnBits", "tile.row_n / kBlockN"),
     Mutation("all tiles are the first product's", _WORK, " | static_cast<uint32_t>(tile.is_second) << 31}", "}"),
     Mutation("depth of the first product for both", _WORK, "KBlocks(product_of(p, tile).k)", "KBlocks(p.k)"),
-    Mutation("gates' rows for both", _WORK, "tile.is_second ? column : row_of_gates(column, product.n)", "row_of_gates(column, product.n)"),
-    Mutation("gate and up from one row on", _WORK, "(column % kTurn < kGateColumns ? 0 : n / 2)", "0"),
+    Mutation("gates' rows for both", _WORK, "  if (tile.is_second) return column;\n", ""),
+    Mutation("gate and up from one row on", _WORK, "(column % kTurn < kGateColumns ? 0 : p.n / 2)", "0"),
     Mutation("scales of gates for both", _WORK, "  if (tile.is_second) {\n    scales.row[0]", "  if (false) {\n    scales.row[0]"),
     Mutation("one scale for both blocks", _WORK, "(tile.row_n + kScaleRowsOfB < of.n ? of.sfb_stride_n : 0)", "0"),
     Mutation("groups' scales alike", _WORK, "(tile.is_second ? p.second_sfb_stride : p.groups.sfb_stride)", "p.groups.sfb_stride"),
-    Mutation("rows that the tile above has are written twice", _SILU, "{tile.row_m + tile.stored_before, tile.end_m}", "{tile.row_m, tile.end_m}"),
+    Mutation("rows that the tile above has are written twice", _SILU, "kToAddresses && row < tile.row_m + tile.stored_before ? tile.end_m : row", "row"),
     Mutation("rows that the tile above stores are not told", _WORK, "tile.group | tile.stored_before << kGroupBits | ", "tile.group | "),
     Mutation("tiles are counted before they are written", _EPILOGUE, "    first.store_tile(p, tile, total);\n    second.hand_over();\n", "    second.hand_over();\n    first.store_tile(p, tile, total);\n"),
     Mutation("a tile is handed over before all lanes have stored", _STORE, "    ptx::syncwarp();  // all lanes have stored\n", ""),

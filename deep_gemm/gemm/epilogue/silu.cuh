@@ -74,11 +74,10 @@ DEVICE void transpose(uint32_t (&words)[4], uint32_t lane) {
   }
 }
 
-// The rows of a tile that are its own to store.
-struct RowsOfTile {
-  uint32_t first, end;
-};
-DEVICE RowsOfTile rows_of(const Tile& tile) { return {tile.row_m + tile.stored_before, tile.end_m}; }
+// The row, or the end of rows if the tile above stores it.
+DEVICE uint32_t row_to_store(const Tile& tile, uint32_t row) {
+  return kToAddresses && row < tile.row_m + tile.stored_before ? tile.end_m : row;
+}
 
 // Stores a warpgroup's tiles.
 struct Output {
@@ -95,16 +94,16 @@ struct Output {
     for (uint32_t unit = 0; unit < kUnits; unit += kUnitsOfScale)
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half)
-        store_row(p.activation, p.d, p.d_pitch, total, unit, half, first_row + row_of_unit(unit) + half * 8, rows_of(tile),
-                  (tile.row_n + column_of_unit(unit)) / 2);
+        store_row(p.activation, p.d, p.d_pitch, total, unit, half, row_to_store(tile, first_row + row_of_unit(unit) + half * 8),
+                  tile.end_m, (tile.row_n + column_of_unit(unit)) / 2);
   }
 
   // Stores a row of each four lanes. All lanes take part, also if their row is not the group's.
   template <uint32_t kUnits>
   DEVICE void store_row(const Activation& a, uint8_t* d, uint64_t pitch, const float (&total)[kUnits][kUnitN / 2],
-                        uint32_t unit, uint32_t half, uint32_t row, const RowsOfTile& rows, uint32_t column) const {
+                        uint32_t unit, uint32_t half, uint32_t row, uint32_t end_row, uint32_t column) const {
     const uint32_t lane = ptx::lane_index();
-    const bool is_there = row >= rows.first && row < rows.end;
+    const bool is_there = row < end_row;
     const float weight = a.row_weights != nullptr && is_there ? ptx::ld_global_f32(a.row_weights + row) : 1.f;
     Activated activated;
     activate(total, unit, half, a.limit, weight, activated);

@@ -52,6 +52,7 @@ struct Tile {
   uint32_t block = 0;          // the number of its block of rows
   uint32_t stored_before = 0;  // how many of its first rows the tile above stores
   bool is_second = false;      // it is a tile of the second product
+  static constexpr bool is_narrow = false;
 };
 
 using TileToLoad = Tile;
@@ -62,6 +63,8 @@ DEVICE void prefetch_operand_maps(const Params& p) {
   prefetch_maps(p);
   prefetch_maps(p.second);
 }
+
+constexpr bool kHasWholeD = false;
 
 // Marks the end of the tiles: any other tile ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
@@ -162,22 +165,6 @@ struct Tiles {
 
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(product_of(p, tile).k); }
 
-// A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows.
-struct Share {
-  bool is_any = false;
-  static constexpr bool is_part = false;
-
-  DEVICE void set(const Tile& tile, uint32_t warpgroup) {
-    // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
-    is_any = !ptx::all_sync(tile.row_m + warpgroup * 64 >= tile.end_m);
-  }
-
-  template <typename Use>
-  DEVICE void with(Totals& total, const Use& use) const {
-    use(total);
-  }
-};
-
 // ---- The middle: written by a warpgroup, read by TMA of any CTA
 
 DEVICE void count_written(const Params& p, const Tile& tile) {
@@ -185,67 +172,22 @@ DEVICE void count_written(const Params& p, const Tile& tile) {
   ptx::red_release_gpu_add(&p.counts->whole[tile.block], 1);
 }
 
-DEVICE void wait_until_whole(const Params& p, const Tile& tile) {
+DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
+  if (!tile.is_second) return;
   const uint32_t parts = ceil_div(p.n, kBlockN) * (tile.row_m + 64 < tile.end_m ? 2 : 1);
   while (ptx::ld_acquire_gpu_b32(&p.counts->whole[tile.block]) < parts) {
   }
   ptx::fence_proxy_async_global();
 }
 
-// ---- Loads: as of one product, see work/rows.cuh
-
-struct ClippedBox {
-  uint32_t first, place;
-
-  DEVICE ClippedBox(uint32_t row, uint32_t end, uint32_t height) {
-    const uint32_t rows = row >= end ? 0 : end - row < height ? end - row : height;
-    first = height - rows, place = row + rows;
-  }
-};
-
-DEVICE uint32_t rows_loaded(const Tile& tile) {
-  const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
-  return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
-}
-
-DEVICE uint32_t skipped_scales(const Tile& tile) { return tile.row_m % 4; }
-
-// The row of the first B for a column of the product, of which kGateColumns of gate and of up take turns.
-DEVICE uint32_t row_of_gates(uint32_t column, uint32_t n) {
+// The row of B for a column of a product. In the first one kGateColumns of gate and kGateColumns of up take turns.
+DEVICE uint32_t row_of_b(const Product& p, const Tile& tile, uint32_t column) {
+  if (tile.is_second) return column;
   constexpr uint32_t kTurn = 2 * kGateColumns;
-  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : n / 2);
+  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : p.n / 2);
 }
 
-struct TileLoad {
-  const Product& product;
-  const Tile& tile;
-  uint32_t slot_bytes;
-
-  DEVICE TileLoad(const Params& p, const Tile& tile_)
-      : product(product_of(p, tile_)), tile(tile_), slot_bytes(kSlotBytes - (kBlockM - rows_loaded(tile_)) * kLineBytes) {
-    if (tile.is_second) wait_until_whole(p, tile);
-  }
-
-  DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
-#pragma unroll
-    for (uint32_t row = 0; row < kBlockM; row += kBoxRowsOfA) {
-      if (row >= rows_loaded(tile)) break;
-      const ClippedBox box(tile.row_m + row, tile.end_m, kBoxRowsOfA);
-      ptx::tma_load_4d(&product.map_a, slot.full, slot.a + row * kLineBytes, k, box.first, box.place, 0);
-    }
-#pragma unroll
-    for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB) {
-      const uint32_t column = tile.row_n + row;
-      load_rows<false, kBoxRowsOfB>(&product.map_b, slot.full_of_b, slot.b + row * kLineBytes, k,
-                                    tile.is_second ? column : row_of_gates(column, product.n), tile.group);
-    }
-#pragma unroll
-    for (uint32_t row = 0; row < kScaleRows; row += kBoxScaleRows)
-      ptx::tma_load_3d(&product.map_sfa, slot.full, slot.scales + row, tile.row_m - skipped_scales(tile) + row, k_block, 0);
-  }
-};
-
-// ---- B's scales, of gate and up or of two blocks in a line; C; D, which no panels are stored to
+// ---- B's scales, of gate and up or of two blocks in a line; no C
 
 DEVICE const float* sfb_of(const Params& p, const Tile& tile) {
   return product_of(p, tile).sfb + tile.group * (tile.is_second ? p.second_sfb_stride : p.groups.sfb_stride);
@@ -263,10 +205,4 @@ DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
 
 DEVICE const uint8_t* c_of(const Params&, const Tile&) { return nullptr; }
 
-struct Destination {
-  Span span;
-
-  DEVICE Destination(const Params& p, const Tile&, uint32_t) : span(p.n) {}
-  DEVICE void store(const uint8_t*, uint32_t, uint32_t) const {}
-  DEVICE void prefetch(uint32_t, uint32_t) const {}
-};
+#include "work/rows_of_tile.cuh"

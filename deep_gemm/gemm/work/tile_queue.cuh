@@ -31,7 +31,7 @@ struct TileQueue {
 
   DEVICE void deal(uint32_t number, const ptx::Uint4& tile) {
     const uint32_t slot = number % kTileSlots;
-    wait_until_free(number);
+    ptx::mbarrier_wait_parity(&empty[slot], (number / kTileSlots & 1) ^ 1);
     ptx::st_shared_v4_b32(&tiles[slot], tile.x, tile.y, tile.z, tile.w);
     ptx::mbarrier_arrive(&full[slot]);
   }
