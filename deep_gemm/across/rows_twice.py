@@ -70,7 +70,7 @@ def values_of(first: Problem, second: Problem, config: GemmConfig, counts: Tenso
         "second_sfb_stride": of_second["second.groups.sfb_stride"],
         "counts": counts.data_ptr(),
         "blocks": counts.numel() - 2,
-        "lag": max(lag, (config.raster_group - 1) * columns),
+        "lag": max(lag, config.raster_group * columns),
     }
 
 

@@ -1,10 +1,10 @@
 // Both products of experts' rows in one stream of tasks. The first activates: its D is the middle, A of the second product,
 // whose rows go to addresses. A task is a tile of either. Tasks have a fixed order:
 //
-//   first product    0 .. lag - 1   a turn        a turn        ...
-//   second product                        a turn        a turn  ...      a turn: as many tiles as there are columns of tiles
+//   first product    0 .. lag - 1   a wave        a wave        ...
+//   second product                        a wave        a wave  ...      a wave: a tile for each CTA
 //
-// CTAs claim tasks in this order. The storing warps count a tile of the first product, once its warpgroup has written the
+// CTAs claim tasks in this order. Waves keep them in step, so that CTAs which need the same rows of B load these at one time. The storing warps count a tile of the first product, once its warpgroup has written the
 // middle, for the block of rows that the tile is of. The loading thread of a tile of the second one waits until its block is
 // whole. All tiles of a block come before the first task that waits for it, if `lag` has room for a band of the raster:
 // so a CTA waits only for tasks that are running or over, whether or not all CTAs run at a time.
@@ -77,10 +77,8 @@ struct Tiles {
   const Params& p;
   WorkStorage& storage;
   uint32_t number = 0;  // of the tiles that this thread has dealt or taken
-  Stretches of_first, of_second;
 
-  DEVICE Tiles(const Params& p_, WorkStorage& storage_)
-      : p(p_), storage(storage_), of_first(storage_.queue.window), of_second(storage_.queue.window) {}
+  DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
 
   // By the loading thread.
   template <typename Load>
@@ -134,21 +132,22 @@ struct Tiles {
   // Claims the next task that is there.
   DEVICE bool find_next(Tile& tile) {
     const uint32_t columns_of_first = ceil_div(p.n, kBlockN), columns_of_second = ceil_div(p.second.n, kBlockN), lag = p.lag;
+    const auto second_among = [&](uint32_t waves) { return waves * columns_of_second / (columns_of_first + columns_of_second); };
     storage.queue.wait_until_free(number);  // a task is claimed late, so that CTAs end together
     while (true) {
       const uint32_t task = ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(&p.counts->claimed, 1) : 0, 0);
-      const uint32_t behind_lag = task < lag ? 0 : task - lag, turn = behind_lag / (columns_of_first + columns_of_second);
-      const uint32_t in_turn = behind_lag - turn * (columns_of_first + columns_of_second);
-      tile.is_second = task >= lag && in_turn >= columns_of_first;
-      if (tile.is_second) {
-        if (find(tile, of_second, columns_of_second, turn * columns_of_second + in_turn - columns_of_first)) return true;
-        return false;
-      }
-      if (find(tile, of_first, columns_of_first, task < lag ? task : lag + turn * columns_of_first + in_turn)) return true;
+      const uint32_t behind_lag = task < lag ? 0 : task - lag, wave = behind_lag / ptx::grid_size();
+      const uint32_t waves_of_second = second_among(wave);  // before this one
+      tile.is_second = task >= lag && second_among(wave + 1) > waves_of_second;
+      if (tile.is_second)
+        return find(tile, columns_of_second, behind_lag - (wave - waves_of_second) * ptx::grid_size());
+      if (find(tile, columns_of_first, task - waves_of_second * ptx::grid_size())) return true;
     }
   }
 
-  DEVICE bool find(Tile& tile, Stretches& stretches, uint32_t tiles_n, uint32_t wanted) const {
+  // From the first group on each time: there is time, and no register to remember where either product is.
+  DEVICE bool find(Tile& tile, uint32_t tiles_n, uint32_t wanted) const {
+    Stretches stretches(storage.queue.window);
     FoundTile found{};
     if (!stretches.find(p.groups, tiles_n, wanted, found)) return false;
     const uint32_t rows = found.stretch.end - found.stretch.first;
