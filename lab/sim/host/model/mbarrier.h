@@ -158,6 +158,7 @@ void mbarrier_wait_parity(uint64_t* pointer, uint32_t parity) {
   while (!is_over(barrier, parity))
     block(barrier.waiting, {"waits for the end of", [&barrier, parity] { return describe(barrier, parity); }});
   show_landed(self->cta, barrier);
+  self->asked = {};
   yield();
 }
 
