@@ -48,8 +48,8 @@ def config_for(k: int, k_of_second: int, band: int = BAND, block_m: int = BLOCK_
 
 
 def counts_for(rows: int, groups: int) -> int:
-    """Count the words that a call needs, zeros before and after: two, and one for each block of rows there may be."""
-    return 2 + groups + rows // BLOCK_M
+    """Count the words that a call needs, zeros before and after: three, and one for each block of rows there may be."""
+    return 3 + groups + rows // BLOCK_M
 
 
 def problems(
@@ -60,7 +60,9 @@ def problems(
     return first, rows_to_addresses.problem(middle, w2, addresses, ends)
 
 
-def values_of(first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int) -> dict[str, Any]:
+def values_of(
+    first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, first_ctas: int
+) -> dict[str, Any]:
     """Give the members of the kernel's parameters for two problems that are `prepared`."""
     columns, names = ceil_div(first.n, config.block_n), {each.name for each in params_of(config).fields}
     of_second = {f"second.{name}": value for name, value in launch.values_of(second, config, **NOTHING).items()}
@@ -69,18 +71,22 @@ def values_of(first: Problem, second: Problem, config: GemmConfig, counts: Tenso
         **{name: value for name, value in of_second.items() if name in names},
         "second_sfb_stride": of_second["second.groups.sfb_stride"],
         "counts": counts.data_ptr(),
-        "blocks": counts.numel() - 2,
-        "lag": max(lag, config.raster_group * columns),
+        "blocks": counts.numel() - 3,
+        "lag": lag if first_ctas else max(lag, config.raster_group * columns),
+        "first_ctas": first_ctas,
     }
 
 
-NOTHING: dict[str, Any] = {"counts": None, "blocks": 0, "lag": 0, "second_sfb_stride": 0}
+NOTHING: dict[str, Any] = {"counts": None, "blocks": 0, "lag": 0, "first_ctas": 0, "second_sfb_stride": 0}
 
 
-def start(first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, num_sms: int) -> None:
+def start(
+    first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, num_sms: int, share: float = 0.0
+) -> None:
     """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros."""
     ctas = min(num_sms, first.groups * first.m * ceil_div(max(first.n, second.n), config.block_n))
-    FP8_GEMM.run(config, values_of(first, second, config, counts, lag), ctas, second.d.get_device())
+    first_ctas = max(round(share * ctas), int(share > 0))
+    FP8_GEMM.run(config, values_of(first, second, config, counts, lag, first_ctas), ctas, second.d.get_device())
 
 
 def takes(rows: int, w1: Operand, w2: Operand) -> bool:
@@ -98,6 +104,7 @@ def run(
     *,
     limit: float | None = None,
     lag: int = LAG,
+    share: float = 0.0,
     config: GemmConfig | None = None,
 ) -> None:
     """Multiply each row by its group's `w1`, activate, cast, multiply by `w2`; store the result at the row's address.
@@ -111,4 +118,4 @@ def run(
     config = config or config_for(first.k, second.k)
     device = addresses.get_device()
     num_sms = num_sms_of(gpu_of(device).num_sms)
-    start(launch.prepared(first, config), launch.prepared(second, config), config, counts, lag, num_sms)
+    start(launch.prepared(first, config), launch.prepared(second, config), config, counts, lag, num_sms, share)

@@ -37,6 +37,7 @@ class RowsTwiceTrial(Trial):
     hidden: int = 256
     intermediate: int = 256
     lag: int = 0
+    share: float = 0.0
     limit: float | None = None
 
     @classmethod
@@ -55,6 +56,7 @@ class RowsTwiceTrial(Trial):
             hidden=128 * config.run_k_blocks * draw.randint(1, 2) if config.run_k_blocks > 1 else depth(draw, config),
             intermediate=128 * config.run_k_blocks * draw.randint(1, 2),
             lag=draw.randint(0, 8),
+            share=draw.choice((0.0, 0.5)),
             limit=draw.choice((None, 0.5)),
             num_sms=draw.randint(1, 4),
         )
@@ -97,7 +99,7 @@ class RowsTwiceTrial(Trial):
             ),
         )
         with stage.launches({FP8_GEMM: kernel}):
-            rows_twice.start(*placed, self.config, at["counts"], self.lag, stage.num_sms)
+            rows_twice.start(*placed, self.config, at["counts"], self.lag, stage.num_sms, self.share)
         result = stage.result()
         if bool(result.buffers["counts"].any()):
             raise ValueError(f"counts: expected zeros afterwards, got {result.buffers['counts'].tolist()}")

@@ -9,9 +9,9 @@ from lab.sim.rows_twice import RowsTwiceTrial
 LOW, HIGH = config_for(272, 256, band=1), config_for(256, 256, band=3)
 TRIALS = [
     RowsTwiceTrial(LOW, (130, 0, 3, 64), 1, hidden=272, num_sms=3, lag=1),
-    RowsTwiceTrial(LOW, (300, 65), 2, "late_stores", hidden=512, intermediate=512, num_sms=2, limit=0.5),
+    RowsTwiceTrial(LOW, (300, 65), 2, "late_stores", hidden=512, intermediate=128, num_sms=2, limit=0.5),
     RowsTwiceTrial(HIGH, (400, 1, 129), 3, "slow_cta", hidden=512, num_sms=4),
-    RowsTwiceTrial(HIGH, (390,), 4, "slow_warps", intermediate=512, num_sms=2),
+    RowsTwiceTrial(HIGH, (390,), 4, "slow_warps", intermediate=512, num_sms=4, lag=3, share=0.5),
     RowsTwiceTrial(HIGH, (390,), 5, "slow_lanes", num_sms=1),
 ]
 _WORK, _EPILOGUE, _STORE, _SILU = (
@@ -54,7 +54,7 @@ MUTATIONS = [
     Mutation("a tile is handed over while another is stored", _STORE, "  DEVICE void hand_over() {\n    ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;\n", "  DEVICE void hand_over() {\n"),
     Mutation("addresses of the first product", _EPILOGUE, "rows.expect(p.second, tile", "rows.expect(p, tile"),
     Mutation("columns of the first product", _EPILOGUE, "rows.store(p.second, ", "rows.store(p, "),
-    Mutation("the last CTA leaves its counts", _WORK, "    ptx::st_global_v2_b32(p.counts, 0, 0);\n", ""),
-    Mutation("the first CTA that is over leaves zeros", _WORK, "+ 1 < ptx::grid_size()) return;", "+ 1 < 1) return;"),
+    Mutation("the last CTA leaves its counts", _WORK, "    ptx::st_global_b32(&p.counts->claimed, 0), ptx::st", "    ptx::st"),
+    Mutation("the last CTA but one leaves zeros", _WORK, "+ 1 < ptx::grid_size()) return;", "+ 2 < ptx::grid_size()) return;"),
     Mutation("a count stays", _WORK, "block < p.blocks; ++block) ptx", "block + 1 < p.blocks; ++block) ptx"),
 ]  # fmt: skip

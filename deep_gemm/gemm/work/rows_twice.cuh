@@ -22,8 +22,8 @@
 #include SCALES
 
 struct Counts {
-  uint32_t claimed, over;  // tasks that CTAs have claimed, and CTAs that wait for no block any more
-  uint32_t whole[1];       // of each block of rows: how many parts of its tiles of the first product have been written
+  uint32_t claimed, claimed_second, over;  // tasks that CTAs have claimed, and CTAs that wait for no block any more
+  uint32_t whole[1];                       // of each block of rows: how many parts of its tiles of the first product have been written
 };
 
 struct Params : Product {
@@ -34,6 +34,7 @@ struct Params : Product {
   Counts* counts;              // zeros before and after
   uint32_t blocks;             // that there may be
   uint32_t lag;                // tiles of the first product before the first tile of the second
+  uint32_t first_ctas;         // CTAs that take tiles of the first product as long as there are any; 0: all take turns
 };
 
 struct WorkStorage {
@@ -77,6 +78,7 @@ struct Tiles {
   const Params& p;
   WorkStorage& storage;
   uint32_t number = 0;  // of the tiles that this thread has dealt or taken
+  bool takes_first = true;
 
   DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
 
@@ -87,7 +89,7 @@ struct Tiles {
     // The last CTA to come here leaves zeros: all tasks are claimed, and all blocks have been waited for.
     if (ptx::atom_add_acq_rel_b32(&p.counts->over, 1) + 1 < ptx::grid_size()) return;
     for (uint32_t block = 0; block < p.blocks; ++block) ptx::st_global_b32(&p.counts->whole[block], 0);
-    ptx::st_global_v2_b32(p.counts, 0, 0);
+    ptx::st_global_b32(&p.counts->claimed, 0), ptx::st_global_b32(&p.counts->claimed_second, 0), ptx::st_global_b32(&p.counts->over, 0);
   }
 
   // By the producer's other warps: one claims tasks, and hands them out.
@@ -129,13 +131,24 @@ struct Tiles {
     return tile.end_m != kNoMoreTiles.end_m;
   }
 
+  DEVICE static uint32_t claim(uint32_t* claimed) {
+    return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(claimed, 1) : 0, 0);
+  }
+
   // Claims the next task that is there.
   DEVICE bool find_next(Tile& tile) {
     const uint32_t columns_of_first = ceil_div(p.n, kBlockN), columns_of_second = ceil_div(p.second.n, kBlockN), lag = p.lag;
     const auto second_among = [&](uint32_t waves) { return waves * columns_of_second / (columns_of_first + columns_of_second); };
     storage.queue.wait_until_free(number);  // a task is claimed late, so that CTAs end together
+    if (p.first_ctas > 0) {
+      if (ptx::block_index() >= p.first_ctas && ptx::ld_relaxed_gpu_b32(&p.counts->claimed) >= lag) takes_first = false;
+      tile.is_second = false;
+      if (takes_first && find(tile, columns_of_first, claim(&p.counts->claimed))) return true;
+      takes_first = false, tile.is_second = true;
+      return find(tile, columns_of_second, claim(&p.counts->claimed_second));
+    }
     while (true) {
-      const uint32_t task = ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(&p.counts->claimed, 1) : 0, 0);
+      const uint32_t task = claim(&p.counts->claimed);
       const uint32_t behind_lag = task < lag ? 0 : task - lag, wave = behind_lag / ptx::grid_size();
       const uint32_t waves_of_second = second_among(wave);  // before this one
       tile.is_second = task >= lag && second_among(wave + 1) > waves_of_second;
