@@ -31,20 +31,24 @@ from ..gemm.problem import Problem
 from ..moe.api import activates_in_product
 from . import rows_to_addresses
 
-IS_ON = True
 OUTPUT = Output(work=TWICE, epilogue=SILU_THEN_ROWS)
 BLOCK_M, BLOCK_N = 128, 256
-BAND = 4
-"""Tiles along the rows that are taken before the raster moves on along columns."""
-LAG = 264
-"""Tiles of the first product before the first one of the second: two for each SM."""
+LAG = 132
+"""Tiles of the first product before the first one of the second: one for each SM."""
+SHARE = 0.70
+"""The part of CTAs that take the first product as long as there is any: on four H200 calls took least by it."""
+IS_ON = True
+"""Both products are one kernel; False takes two launches, to compare."""
 
 
 @cache
-def config_for(k: int, k_of_second: int, band: int = BAND, block_m: int = BLOCK_M) -> GemmConfig:
-    """Give the configuration for two depths: their blocks of k go in runs of two if both are even."""
+def config_for(k: int, k_of_second: int, band: int = TWICE.band) -> GemmConfig:
+    """Give the configuration for two depths: their blocks of k go in runs of two if both are even.
+
+    `band`: tiles along the rows that are taken before the raster moves on along columns.
+    """
     is_odd = any(ceil_div(each, BLOCK_K) % 2 for each in (k, k_of_second))
-    return replace(tile_config(block_m, BLOCK_N, OUTPUT, k=BLOCK_K * (1 if is_odd else 2)), raster_group=band)
+    return replace(tile_config(BLOCK_M, BLOCK_N, OUTPUT, k=BLOCK_K * (1 if is_odd else 2)), raster_group=band)
 
 
 def counts_for(rows: int, groups: int) -> int:
@@ -104,12 +108,13 @@ def run(
     *,
     limit: float | None = None,
     lag: int = LAG,
-    share: float = 0.0,
+    share: float = SHARE,
     config: GemmConfig | None = None,
 ) -> None:
     """Multiply each row by its group's `w1`, activate, cast, multiply by `w2`; store the result at the row's address.
 
-    `counts`: int32 `[counts_for(...)]`, zeros before and after.
+    `counts`: int32 `[counts_for(...)]`, zeros before and after. `share`: 0 lets all CTAs take a wave of one product, then
+    a wave of the other.
     """
     rows, intermediate = a[0].shape[0], w2[0].shape[2]
     values = empty("activations", (rows, intermediate), a[0].dtype, a[0].device)

@@ -51,7 +51,7 @@ MUTATIONS = [
     Mutation("rows that the tile above stores are not told", _WORK, "tile.group | tile.stored_before << kGroupBits | ", "tile.group | "),
     Mutation("tiles are counted before they are written", _EPILOGUE, "    first.store_tile(p, tile, total);\n    second.hand_over();\n", "    second.hand_over();\n    first.store_tile(p, tile, total);\n"),
     Mutation("a tile is handed over before all lanes have stored", _STORE, "    ptx::syncwarp();  // all lanes have stored\n", ""),
-    Mutation("a tile is handed over while another is stored", _STORE, "  DEVICE void hand_over() {\n    ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;\n", "  DEVICE void hand_over() {\n"),
+    Mutation("a tile is handed over while another is stored", _STORE, "  DEVICE void hand_over() {\n    wait_until_free();\n", "  DEVICE void hand_over() {\n"),
     Mutation("addresses of the first product", _EPILOGUE, "rows.expect(p.second, tile", "rows.expect(p, tile"),
     Mutation("columns of the first product", _EPILOGUE, "rows.store(p.second, ", "rows.store(p, "),
     Mutation("the last CTA leaves its counts", _WORK, "    ptx::st_global_b32(&p.counts->claimed, 0), ptx::st", "    ptx::st"),

@@ -99,7 +99,7 @@ struct Output {
     const uint32_t lane = ptx::lane_index();
     uint8_t* rows = storage.buffers + ptx::warp_index() * kWarpBytes;
     // The rows of the tile before have been read.
-    if constexpr (kStoringWarps > 0) ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;
+    if constexpr (kStoringWarps > 0) wait_until_free();
     else ptx::syncwarp();
     // stmatrix takes the address of row i of its four 8x8 matrices from lane i: as in epilogue/panels.cuh.
 #pragma unroll
@@ -113,9 +113,13 @@ struct Output {
     else if (lane == 0) ptx::mbarrier_arrive(&barriers.ready[warpgroup]);
   }
 
+  DEVICE void wait_until_free() {
+    ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;
+  }
+
   // Makes the storing warp take a tile whose rows this warp has stored by itself.
   DEVICE void hand_over() {
-    ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;
+    wait_until_free();
     ptx::syncwarp();  // all lanes have stored
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.ready[warpgroup]);
   }
