@@ -113,8 +113,8 @@ def run(
 ) -> None:
     """Multiply each row by its group's `w1`, activate, cast, multiply by `w2`; store the result at the row's address.
 
-    `counts`: int32 `[counts_for(...)]`, zeros before and after. `share`: 0 lets all CTAs take a wave of one product, then
-    a wave of the other.
+    `counts`: int32 `[counts_for(...)]`, zeros before and after. `share`: 0 lets all CTAs take a wave of one product,
+    then a wave of the other.
     """
     rows, intermediate = a[0].shape[0], w2[0].shape[2]
     values = empty("activations", (rows, intermediate), a[0].dtype, a[0].device)

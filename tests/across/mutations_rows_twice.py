@@ -20,7 +20,7 @@ _WORK, _EPILOGUE, _STORE, _SILU = (
     "epilogue/store_rows.cuh",
     "epilogue/silu.cuh",
 )
-_COUNT = "  ptx::red_release_gpu_add(&p.counts->whole[tile.block], 1);\n"
+_COUNT = "  ptx::red_release_gpu_add_b32(&p.counts->whole[tile.block], 1);\n"
 _WRITER = "DEVICE void count_written(const Params& p, const Tile& tile) {\n  ptx::fence_proxy_async_global();\n"
 _READER = "  }\n  ptx::fence_proxy_async_global();\n"
 MUTATIONS = [

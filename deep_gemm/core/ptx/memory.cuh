@@ -206,7 +206,7 @@ DEVICE uint32_t atom_add_acq_rel_b32(uint32_t* pointer, uint32_t value) {
   return before;
 }
 // Releases: a thread that acquires the sum sees the stores that this thread made or saw before.
-DEVICE void red_release_gpu_add(uint32_t* pointer, uint32_t value) {
+DEVICE void red_release_gpu_add_b32(uint32_t* pointer, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }
 DEVICE uint32_t ld_acquire_gpu_b32(const uint32_t* pointer) {

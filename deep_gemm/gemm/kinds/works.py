@@ -124,7 +124,9 @@ IDS = Work(
 """Rows stacked by group, and a group's number for each row."""
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
 """Rows stacked by group, and where each group's rows end."""
-TWICE = replace(ENDS, name="ends twice", kernel="m_grouped_twice", source="rows_twice", is_twice=True, band=8, tile_slots=2)
+TWICE = replace(
+    ENDS, name="ends twice", kernel="m_grouped_twice", source="rows_twice", is_twice=True, band=8, tile_slots=2
+)
 """The same for two products in turns: A of the second one is the result of the first."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""

@@ -181,7 +181,7 @@ DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(p
 
 DEVICE void count_written(const Params& p, const Tile& tile) {
   ptx::fence_proxy_async_global();
-  ptx::red_release_gpu_add(&p.counts->whole[tile.block], 1);
+  ptx::red_release_gpu_add_b32(&p.counts->whole[tile.block], 1);
 }
 
 DEVICE void wait_for_operands(const Params& p, const Tile& tile) {

@@ -51,6 +51,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::tma_prefetch_3d(&map, 1, 2, 3);
   ptx::tma_prefetch_4d(&map, 1, 2, 3, 4);
   ptx::fence_proxy_async_shared();
+  ptx::fence_proxy_async_global();
   ptx::tma_store_2d(&map, tile, 1, 2);
   ptx::tma_store_3d(&map, tile, 1, 2, 3);
   ptx::tma_store_4d(&map, tile, 1, 2, 3, 4);
@@ -123,7 +124,8 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_global_f32(out + 3, ptx::float_of(ptx::bits_of(sum) + ptx::ld_global_nc_v4_b32(out + 12).z));
   sum += ptx::add_rn(ptx::mul_rn(sum, 3.f), ptx::float_of(ptx::ld_global_b16(out) + ptx::ld_global_v4_b32(out).z));
   flags[7] = ptx::atom_add(flags, 1) + ptx::atom_add_acq_rel_b32(flags, 1) + ptx::ld_acquire_sys_b32(flags);
-  flags[9] = ptx::ld_relaxed_gpu_b32(flags);
+  ptx::red_release_gpu_add_b32(flags, 1);
+  flags[9] = ptx::ld_relaxed_gpu_b32(flags) + ptx::ld_acquire_gpu_b32(flags);
   ptx::st_release_sys_b32(flags, static_cast<uint32_t>(ptx::global_timer()));
   sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x + ptx::unpack_f16(ptx::pack_e4m3(sum, sum)).y;
   sum += ptx::ex2_approx(ptx::lg2_approx(ptx::rcp_approx(ptx::fma_rn(sum, 2.f, 1.f))));

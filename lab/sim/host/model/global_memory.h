@@ -133,7 +133,7 @@ void st_global_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 uint32_t atom_add(uint32_t* p, uint32_t value) {
   return sim::add_at_once(p, value, [](sim::Known&) {});
 }
-void red_release_gpu_add(uint32_t* p, uint32_t value) {
+void red_release_gpu_add_b32(uint32_t* p, uint32_t value) {
   sim::add_at_once(p, value, [p](sim::Known& known) { sim::tell(known), sim::join(machine->counted_fenced[p], self->fenced); });
 }
 uint32_t ld_acquire_gpu_b32(const uint32_t* p) {
