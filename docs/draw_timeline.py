@@ -79,7 +79,7 @@ def _process(rank: int, count: int, folder: str) -> None:
 
 
 def _calls(work: Any, replayed: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
-    """The layer by collectives, and as a graph by peer memory."""
+    """Give the layer's call through collectives, and its graph through peer memory."""
     tokens = work.x, work.ids, work.p
     calls = {"collectives": partial(work.layer, *tokens)}
     if work.fused is not None:

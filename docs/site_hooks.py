@@ -26,16 +26,16 @@ PACKAGE = DOCS.parent / "deep_gemm"
 
 def unlisted(pages: dict[str, str]) -> dict[str, str]:
     """Give entries of public functions that no page of the reference shows, by the page that shows most of a family."""
-    front = (PACKAGE / "__init__.py").read_text()
-    public = set(re.findall(r'^    "(\w+)",$', front, re.MULTILINE))
+    # Names are exported by "as", in the package itself or in two modules whose names it has too.
+    front = "".join((PACKAGE / file).read_text() for file in ("__init__.py", "utils/layout.py", "utils/math.py"))
     homes = {
         name: module
-        for module, many, one in re.findall(r"^    from \.([\w.]+) import (?:\(([^)]+)\)|(.+))$", front, re.MULTILINE)
-        for name in re.findall(r"\w+", many or one)
+        for module, many, one in re.findall(r"^ *from \.+([\w.]+) import (?:\(([^)]+)\)|(.+))$", front, re.MULTILINE)
+        for name in re.findall(r"(\w+) as \1\b", many or one)
     }
     shown = {path.rpartition(".")[2]: uri for uri, text in pages.items() for path in ENTRY.findall(text)}
     added: dict[str, str] = {}
-    for name in sorted(public & homes.keys() - shown.keys()):
+    for name in sorted(homes.keys() - shown.keys()):
         file = PACKAGE / f"{homes[name].replace('.', '/')}.py"
         source, family = file.read_text() if file.exists() else "", homes[name].partition(".")[0]
         if re.search(rf"^(def|class) {name}\b", source, re.MULTILINE):  # else it is another name of one that is shown

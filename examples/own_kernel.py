@@ -82,4 +82,5 @@ def row_amax(x: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     x = torch.randn(37, 500, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
-    print(f"on {x.device.type}: equal to torch: {torch.equal(row_amax(x), x.abs().amax(1))}")
+    says = "says the same as" if torch.equal(row_amax(x), x.abs().amax(1)) else "differs from"
+    print(f"For {x.shape[0]} rows the kernel {says} torch, to the bit, on {'a' if x.is_cuda else 'the simulated'} GPU.")

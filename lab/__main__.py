@@ -153,13 +153,15 @@ def inspect(
     by_row: ByRow = False,
     odd: Annotated[bool, typer.Option("--odd", help="k is an odd number of blocks of 128")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
-    source: Annotated[bool, typer.Option("--source", help="print the whole source as one file instead")] = False,
+    source: Annotated[
+        bool, typer.Option("--source", help="print its source on one page instead: constants folded, unused code gone")
+    ] = False,
 ) -> None:
     """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
     from deep_gemm.cli import make_console
     from deep_gemm.core.jit import CompileError
 
-    from .flat import flat
+    from .fold import page
     from .inspect import inspect, show
     from .kernels import config_named, kernel_named
 
@@ -172,7 +174,7 @@ def inspect(
         else:
             chosen = config_named(listed, config)
         if source:
-            typer.echo(flat(listed.source, listed.headers(chosen)), nl=False)
+            typer.echo(page(listed.source, listed.headers(chosen)), nl=False)
             return
     try:
         found = inspect(listed, chosen)

@@ -9,26 +9,35 @@ INCLUDE = re.compile(r'#include (?:"(?P<file>[^"]+)"|(?P<macro>[A-Z_]+))$')
 DEFINE = re.compile(r'#define (?P<macro>[A-Z_]+) "(?P<file>[^"]+)"$')
 
 
-def flat(source: str, headers: Mapping[str, str]) -> str:
-    """Give a source with each header where it is included first, as the compiler reads them."""
+def flat(source: str, headers: Mapping[str, str], mark: str = "") -> str:
+    """Give a source with each header where it is included first, as the compiler reads them.
+
+    With a `mark`, the mark and a header's name stand above its own first line, behind the headers that it includes.
+    """
     files: dict[str, str] = {}
     seen: set[str] = set()
 
-    def lines_of(text: str) -> list[str]:
+    def lines_of(text: str, name: str) -> list[str]:
         lines: list[str] = []
+        heading: list[str] = [f"{mark or '// '}{name}"] if name else []
         for line in text.split("\n"):
             if found := DEFINE.match(line):
                 files[found["macro"]] = found["file"]
-            found = INCLUDE.match(line)
+            found = INCLUDE.match(line.partition("//")[0].rstrip() if mark else line)
             if found is None:
-                lines += [line] if line != "#pragma once" else []
+                if mark and heading and (line.startswith(("//", "#")) or not line):
+                    heading.append(line if line != "#pragma once" else "")
+                elif line != "#pragma once":
+                    lines, heading = [*lines, *heading, line], []
                 continue
+            if not mark:
+                lines, heading = [*lines, *heading], []
             name = found["file"] or files[found["macro"]]
             if name in seen:
                 continue
             if "#pragma once" in headers[name]:
                 seen.add(name)
-            lines += [f"// {name}", *lines_of(headers[name].strip("\n")), ""]
-        return lines
+            lines += [*lines_of(headers[name].strip("\n"), name), ""]
+        return lines + heading
 
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines_of(source))) + "\n"
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines_of(source, ""))) + "\n"

@@ -82,7 +82,8 @@ def inspect(kernel: Kernel[Any], config: Any) -> Inspection:
     milliseconds = (time.perf_counter() - start) * 1e3
     found, plan = report(compiled.cubin, compiled.log), kernel.code_plan(config)
     is_gemm = kernel.name == "fp8_gemm"
-    facts = _facts(config, found, milliseconds) if is_gemm else _common_facts(plan, found, milliseconds)
+    facts = _facts(config, found) if is_gemm else _common_facts(plan, found)
+    facts |= {"code": f"{found.code_bytes} bytes", "compiled in": f"{milliseconds:.0f} ms, cold"}
     results = tuple(verdicts(found, plan))
     return Inspection(kernel.name, config, facts, compiled.cubin, found, results)
 
@@ -159,7 +160,7 @@ def _show_problems(found: Inspection, console: Console) -> None:
             console.print(f"[red]{found.config.name}, {verdict.gate.name}:[/] {escape(problem)}")
 
 
-def _facts(config: GemmConfig, found: KernelReport, milliseconds: float) -> dict[str, str]:
+def _facts(config: GemmConfig, found: KernelReport) -> dict[str, str]:
     producer, math = config.registers
     slot_bytes = (config.block_m + config.block_n) * BLOCK_K + config.block_m * 4
     buffers = config.num_math_warpgroups * config.num_store_buffers
@@ -182,18 +183,14 @@ def _facts(config: GemmConfig, found: KernelReport, milliseconds: float) -> dict
         "  ring": f"{config.num_stages} stages of {slot_bytes} bytes (A, B, scales of A)",
         "  stores": f"{buffers} buffers of {config.store_buffer_bytes} bytes, "
         f"{config.panels_per_store} panels of 64 x {config.panel_columns} each",
-        "code": f"{found.code_bytes} bytes",
-        "compiled in": f"{milliseconds:.0f} ms, cold",
     }
 
 
-def _common_facts(plan: CodePlan, found: KernelReport, milliseconds: float) -> dict[str, str]:
+def _common_facts(plan: CodePlan, found: KernelReport) -> dict[str, str]:
     return {
         "threads": f"{_threads_of(plan)}, in {plan.ctas_per_sm} blocks an SM",
         "registers": f"{found.registers} a thread, of {_registers_limit(plan)}",
         "shared memory": f"{plan.shared_bytes} bytes",
-        "code": f"{found.code_bytes} bytes",
-        "compiled in": f"{milliseconds:.0f} ms, cold",
     }
 
 

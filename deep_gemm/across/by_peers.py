@@ -1,9 +1,9 @@
 """The way of rows between the GPUs of a node by our own kernels, which read and write the memory of their peers.
 
-    post_rows:          tokens, cast to FP8 -> this rank's room; which experts want them -> all rooms
+    post_rows:          tokens, cast to FP8 or in BF16 -> this rank's room; which experts want them -> all rooms
     route_rows:         a row for each route to an expert here
     gather_rows:        rooms -> rows of the experts here, and where the result of each row goes
-    rows_to_addresses:  the second product, each row -> the place of its route on the token's rank
+    rows_to_addresses:  the second product, each row -> the place of its route on the token's rank; beside the first one
     meet_ranks, gather_weighted: a token's results, summed up by weight in order of its routes
 
 `Peers` takes addresses, wherever they are from; `connect` gets them from torch's symmetric memory.
@@ -13,22 +13,27 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..casts.gating import Gating
-from ..casts.rules import empty_scales
+from ..casts.rules import Rows, empty_scales
 from ..core.call import FREE_ROWS, Function, never, run
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, WORD_BYTES
 from ..core.check.memory import empty
+from ..core.check.recipes import PER_ROW
 from ..core.gpu import is_hopper
 from ..core.meeting import STATE_WORDS, Node, Room
 from ..core.replay import FIXED
+from ..gemm.ask.silu import activated
+from ..gemm.packed import is_packed
 from ..moe import gather_weighted
-from ..moe.api import activations_of_rows
+from ..moe.api import activates_in_product, activations_of_rows
+from ..moe.check import present
 from ..moe.routing import stack_routes
 from . import gather_rows, meet_ranks, post_rows, rows_to_addresses, rows_twice
 from .collectives import agree_about_decode
@@ -63,18 +68,19 @@ class Peers:
         x: Tensor,
         topk_ids: Tensor,
         topk_weights: Tensor,
-        w1: Operand,
-        w2: Operand,
+        w1: Rows,
+        w2: Rows,
         limit: float | None,
         out: Tensor | None,
     ) -> Tensor | None:
         """Compute the mixture of this rank's tokens, which were checked, together with the other ranks."""
-        function = MADE if out is None else INTO
+        made, into = (MADE, INTO) if w1[1] is not None else (MADE_BY_BF16, INTO_BY_BF16)
+        function = made if out is None else into
         operands = x, topk_ids, topk_weights, w1, w2, self.ids, self.results, out
         return run(function, operands, (self.node, limit))  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        """Raise if a rank did not come in time. Only kernels of this rank that have run by now are covered."""
+        """Raise if a rank did not come in time. Covers the kernels of this rank that have already run."""
         missed = self._missed.value
         if missed:
             raise RuntimeError(
@@ -88,8 +94,8 @@ def _decoded(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    w1: Operand,
-    w2: Operand,
+    w1: Rows,
+    w2: Rows,
     ids: Tensor,
     results: Tensor,
     out: Tensor | None,
@@ -98,17 +104,31 @@ def _decoded(
 ) -> Tensor | None:
     device, hidden = x.device, node.room.hidden
     result_of, p = empty("places of results", topk_ids.shape, torch.int32, device), topk_weights.to(torch.float32)
+    x = x if w1[1] is not None or x.dtype == torch.bfloat16 else x.to(torch.bfloat16)
     post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
     count = ids.numel()
-    values = empty("rows of experts", (count, hidden), torch.float8_e4m3fn, device)
-    scales = empty_scales((count,), hidden, values, mn_major=True)
+    dtype, of_middle = (torch.bfloat16, None) if w1[1] is None else (torch.float8_e4m3fn, PER_ROW)
+    values = empty("rows of experts", (count, hidden), dtype, device)
+    scales = None if w1[1] is None else empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
-    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses))
-    if rows_twice.takes(count, w1, w2):
-        rows_twice.run((values, scales), w1, w2, rows.ends, addresses, node.counts, limit=limit)
+    is_activated = not is_packed(w1) and w1[1] is not None and activates_in_product(count, w2[0].shape[2])
+    is_one_kernel = is_activated and rows_twice.takes(node, w2)
+    has_counts = is_activated and not is_one_kernel and not is_packed(w2)
+    counts = rows_to_addresses.counts_of(node, count) if has_counts else None
+    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
+    if is_one_kernel:
+        a, b1, b2 = cast("tuple[Operand, ...]", ((values, scales), w1, w2))
+        rows_twice.run(a, b1, b2, rows.ends, addresses, node.counts, limit=limit)
+    elif is_activated:
+        d = empty("activations", (count, w2[0].shape[2]), values.dtype, device)
+        middle = d, empty_scales((count,), d.shape[1], d, mn_major=True)
+        a, b1, b2 = cast("tuple[Operand, ...]", ((values, scales), w1, w2))
+        first = activated(a, b1, middle, rows.ends, None, limit, gates_apart=True)
+        second = rows_to_addresses.problem(middle, b2, addresses, rows.ends)
+        rows_to_addresses.run_both(first, second, counts)
     else:
-        middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), by_ends=True)
+        middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
         rows_to_addresses.run(middle, w2, rows.ends, addresses)
     meet_ranks.run(node, x.get_device())
     made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
@@ -117,14 +137,14 @@ def _decoded(
 
 
 def _tensors(
-    x: Tensor, ids: Tensor, p: Tensor, w1: Operand, w2: Operand, of_slots: Tensor, results: Tensor, out: Tensor | None
+    x: Tensor, ids: Tensor, p: Tensor, w1: Rows, w2: Rows, of_slots: Tensor, results: Tensor, out: Tensor | None
 ) -> tuple[Tensor, ...]:
-    inputs = x, ids, p, *w1, *w2, of_slots, results
-    return inputs if out is None else (*inputs, out)
+    return present(x, ids, p, *w1, *w2, of_slots, results, out)
 
 
 INTO = Function(_decoded, _decoded, _tensors, never, free=[*[FREE_ROWS] * 3, *[FIXED] * 6, FREE_ROWS], outputs=1)
-MADE = replace(INTO, outputs=0)
+INTO_BY_BF16 = replace(INTO, free=[*[FREE_ROWS] * 3, *[FIXED] * 4, FREE_ROWS])
+MADE, MADE_BY_BF16 = replace(INTO, outputs=0), replace(INTO_BY_BF16, outputs=0)
 
 
 def why_not(device: torch.device, ranks: int) -> str | None:
@@ -145,7 +165,7 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
     if reason is not None:
         raise ValueError(f"peer_memory: {reason}")
     rank = dist.get_rank(group)
-    agree_about_decode(room.max_tokens, room.hidden, room.topk, experts, True, device, group)
+    agree_about_decode(room.max_tokens, room.hidden, room.topk, experts, True, device, group, room.gran_k)
     try:
         everyone = dist.distributed_c10d._get_default_group() if group is None else group
         memory = _symmetric_memory.empty(room.num_bytes, dtype=torch.uint8, device=device)

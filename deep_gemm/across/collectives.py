@@ -50,11 +50,12 @@ def agree_about_decode(
     peer_memory: bool,
     device: torch.device,
     group: dist.ProcessGroup | None,
-    gran_k: int = SCALE_BLOCK,
+    gran_k: int | None = SCALE_BLOCK,
 ) -> None:
-    """Raise on each rank if two would send each other messages of other sizes, or on other ways."""
+    """Raise on each rank if two would send messages of other sizes, or on other ways; `gran_k` None: x goes as BF16."""
     sizes = {"max_tokens": max_tokens, "hidden": hidden, "topk": topk, "number of experts of a rank": experts}
-    all_agree({**sizes, "peer_memory": int(peer_memory), "gran_k of x": gran_k}, device, group)
+    of_x = {"number of bytes for a value of x": 2 if gran_k is None else 1, "gran_k of x": gran_k or 0}
+    all_agree({**sizes, "peer_memory": int(peer_memory), **of_x}, device, group)
 
 
 def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[object]]) -> None:

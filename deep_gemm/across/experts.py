@@ -1,6 +1,6 @@
 """A gated mixture of experts over the processes of a group. docs/experts_across_gpus.md has the picture.
 
-tokens --FP8, one copy for each rank--> rows --expert_rows of the experts here--> products, sums by weight
+tokens --FP8 or BF16, one copy for each rank--> rows --expert_rows of the experts here--> products, sums by weight
 out <--added up in order of ranks-- BF16, one row for each that came <--------------'
 """
 
@@ -16,16 +16,19 @@ from torch import Tensor
 
 from ..casts.fp8 import per_block_cast_to_fp8
 from ..casts.gating import Gating
+from ..casts.rules import Rows
 from ..core.call import FREE_ROWS, Function, never, run
 from ..core.check.checks import Operand, no_gradient, written
 from ..core.check.layout import Recipe
 from ..core.check.numbers import integer_in_range, positive
 from ..core.meeting import Room
 from ..core.settings import get_batch_invariant
-from ..gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS, Operands, recipes_for
+from ..gemm.ask.bf16 import laid_out
+from ..gemm.kinds.output import BF16_OPERANDS, FP4_OPERANDS, USUAL_OPERANDS, Operands, recipes_for
+from ..moe import experts_few
 from ..moe.api import activations_of_rows, product_of_rows
-from ..moe.check import ExpertRows
-from ..moe.routing import stack_routes, sum_rows
+from ..moe.check import ExpertRows, ExpertsProblem, present
+from ..moe.routing import gather_and_cast, stack_routes, sum_rows
 from ..nn.experts import BF16, FP8, mixture
 from ..nn.frozen import Holder
 from ..nn.gradients import Trained, as_autocast_says
@@ -37,6 +40,8 @@ from .message import Arrived, gather, pack
 from .rows_to_addresses import check_weight
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
+FEW_ROWS = 2
+"""Rows that arrive, of all ranks, for which the kernel of few tokens is the faster one (two H200, 2026-11-29)."""
 
 
 class Experts(Holder, Trained):
@@ -49,7 +54,7 @@ class Experts(Holder, Trained):
     - `group`: the default group if it is None.
     - `limit`, `gran_k`, `recipe_b`: as for `experts`; the last two are for pairs alone. Tokens travel with a scale for
       each `gran_k` columns. With `peer_memory` scales are for 128 columns of a row and 128x128 of a weight, or FP4's.
-    - `products`: "bf16" computes with tensors in BF16, as for `nn.Experts`, in the prefill form: tokens travel uncast.
+    - `products`: "bf16" computes with tensors in BF16, as for `nn.Experts`: tokens travel uncast.
     - `room`: the most rows that may come to this process in the prefill form; no limit if it is None.
     - `max_tokens`: the most tokens of any process in the decode form, the same on each process.
     - `peer_memory`: the decode form writes straight into the memory of the other GPUs, all of one node, instead of
@@ -86,8 +91,6 @@ class Experts(Holder, Trained):
         self.gran_k, self.recipe_b = gran_k, recipe_b
         if products not in (FP8, BF16):
             raise ValueError(f"products: expected {FP8!r} or {BF16!r}, got {products!r}")
-        if products == BF16 and max_tokens is not None:
-            raise NotImplementedError("max_tokens: expected None: the decode form has no products='bf16', got a number")
         self.products, said = products, (gran_k, recipe_b)
         self.share, self.operands = share_of_experts(
             num_experts, w1, w2, *place_in(group), *said, is_bf16=products == BF16
@@ -110,7 +113,7 @@ class Experts(Holder, Trained):
             reason = why_not(device, dist.get_world_size(group))
             if most is None:
                 reason = "expected max_tokens beside it, got None"
-            elif any(each not in (USUAL_OPERANDS, FP4_OPERANDS) for each in self.operands):
+            elif any(each not in (USUAL_OPERANDS, FP4_OPERANDS, BF16_OPERANDS) for each in self.operands):
                 sides = [[f"{x.rows or 'n'}x{x.columns or 'k'}" for x in each[1:] if x] for each in self.operands]
                 scaled = map(" beside ".join, sides)
                 reason = f"expected scales of 1x128 beside 128x128, or beside FP4, got {' and '.join(scaled)}"
@@ -123,7 +126,7 @@ class Experts(Holder, Trained):
         self._planner: Planner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give the attributes that a copy keeps: all but those that calls made, which the copy makes anew."""
+        """Give the attributes that a copy keeps. Memory and plans of calls are left out: the copy makes its own."""
         return {**self.__dict__, "_everywhere": {}, "_peers": None, "_planner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
@@ -141,11 +144,19 @@ class Experts(Holder, Trained):
             f"hidden={share.hidden}, intermediate={share.intermediate}"
         )
 
-    def weights(self) -> tuple[Operand, Operand]:
+    def weights(self) -> tuple[Operand | Tensor, Operand | Tensor]:
         """Both weights as `experts` takes them."""
-        if self.w1 is not None and self.w2 is not None:
-            return per_block_cast_to_fp8(self.w1.detach()), per_block_cast_to_fp8(self.w2.detach())
-        return self.held("w1"), self.held("w2")
+        if self.w1 is None or self.w2 is None:
+            return self.held("w1"), self.held("w2")
+        w1, w2 = self.w1.detach(), self.w2.detach()
+        if self.products == BF16:
+            return w1.to(torch.bfloat16), w2.to(torch.bfloat16)
+        return per_block_cast_to_fp8(w1), per_block_cast_to_fp8(w2)
+
+    def _operands(self) -> list[Rows]:
+        """Both weights as products take them."""
+        both = zip(("w1", "w2"), self.weights(), strict=True)
+        return [(laid_out(name, w, "n"), None) if isinstance(w, Tensor) else w for name, w in both]
 
     @property
     def _columns(self) -> Any:
@@ -236,8 +247,9 @@ class Experts(Holder, Trained):
         count = arrived.ids.numel() if routes is None else routes
         if not count:
             return torch.zeros(message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=message.device)
+        message = message if self.products == FP8 else message.view(torch.bfloat16)  # a record sees no smaller elements
         said = *sizes, self.share.here, self.share.first, self.operands, self.limit, routes is None
-        return run(SUMS, (message, *self.weights(), None if routes is None else [routes]), said)  # type: ignore[no-any-return]
+        return run(SUMS, (message, *self._operands(), None if routes is None else [routes]), said)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _decoded(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
@@ -249,7 +261,7 @@ class Experts(Holder, Trained):
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
         self._check_weights()
         if self._seconds is not None:
-            w1, w2 = self.weights()
+            w1, w2 = self._operands()
             check_weight("w2", w2)
             peers = self.connected(topk)
             return peers.decode(x, topk_ids, topk_weights, w1, w2, self.limit, out)
@@ -269,9 +281,9 @@ class Experts(Holder, Trained):
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
 
         The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
-        Memory is for the worst case (`decode_bytes`). The bits are those of the prefill form, or with `peer_memory` of
-        `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient: inputs that
-        would lose one are refused as by `experts`. A mistake is an error on this process alone.
+        Memory is for the worst case (`decode_bytes`). The result has the bits of the prefill form; with `peer_memory`,
+        the bits of `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient:
+        inputs that would lose one are refused as by `experts`. A mistake is an error on this process alone.
         With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
         the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
         """
@@ -308,7 +320,7 @@ class Experts(Holder, Trained):
         """The peers of this process, connected in the first call; later calls have as many routes for a token."""
         if self._peers is None:
             assert self._most is not None and self._seconds is not None
-            room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk)
+            room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk, self._columns)
             self._peers = connect(room, self._device(), self.group, self._seconds, self.share.here)
         _check_topk(topk, self._peers.room.topk)
         self._peers.check()
@@ -324,28 +336,34 @@ class Experts(Holder, Trained):
 @torch.no_grad()
 def _summed(
     message: Tensor,
-    w1: Operand,
-    w2: Operand,
+    w1: Rows,
+    w2: Rows,
     routes: Sequence[int] | None,
     hidden: int,
     topk: int,
-    columns: int,
+    columns: int | None,
     here: int,
     first: int,
     operands: tuple[Operands, Operands],
     limit: float | None,
     _: bool,
 ) -> Tensor:
-    arrived = Arrived(message, hidden, topk, columns)
-    rows = stack_routes(arrived.ids, here, first, None if routes is None else routes[0])
+    arrived, gating = Arrived(message, hidden, topk, columns), Gating(limit=limit)
     of_first, of_second = operands
-    a, gating = gather(arrived, rows), Gating(limit=limit)
+    x, ids, weights = message[:, :hidden], arrived.ids, arrived.weights
+    if columns is None and len(x) <= FEW_ROWS:
+        asked = ExpertsProblem(x, ids, weights, w1, w2, x, here, gating, of_first, of_second, None, None)
+        if experts_few.serves(asked):
+            y, row_of = experts_few.run(asked, first)
+            return sum_rows(y, row_of, weights, is_dependent=True)
+    rows = stack_routes(ids, here, first, None if routes is None else routes[0])
+    a = gather(arrived, rows) if columns is not None else gather_and_cast(x, rows, None)
     middle = activations_of_rows(a, w1, rows, gating, recipes_for(of_first), of_second[1], by_ends=True)
     y = product_of_rows(middle, w2, rows, recipes_for(of_second), by_ends=True)
-    return sum_rows(y, rows.row_of, arrived.weights)
+    return sum_rows(y, rows.row_of, weights)
 
 
-SUMS = Function(_summed, _summed, lambda message, w1, w2, _: (message, *w1, *w2), never, free=[FREE_ROWS], numbers=3)
+SUMS = Function(_summed, _summed, lambda rows, w1, w2, _: present(rows, *w1, *w2), never, free=[FREE_ROWS], numbers=3)
 
 
 def _check_topk(topk: int, first: int) -> None:

@@ -19,7 +19,7 @@ ALL_TOKENS = (1 << 32) - 1
 
 
 class Slots(NamedTuple):
-    """Rows as they came: each has its FP8 values first, and its scales from byte `scales_at` on."""
+    """Received rows: a row begins with its values; scales of FP8 begin at its byte `scales_at`."""
 
     memory: Tensor
     """`[slots, ...]` of any type, from the first slot's first byte on; slots begin at multiples of 16 bytes."""
@@ -31,25 +31,34 @@ class Gathered(NamedTuple):
 
     values: Tensor
     """`[rows, hidden]`, contiguous."""
-    sfa: Tensor
-    """FP32 `[rows, blocks]`, beside each other along the rows."""
+    sfa: Tensor | None
+    """FP32 `[rows, blocks]`; the scales of all rows for one block are contiguous. None beside BF16."""
     weights: Tensor | None = None
     """FP32 `[rows]`: the weight of each row's route."""
     addresses: Tensor | None = None
     """int64 `[rows]`: where the result of each row goes."""
+    zeros: Tensor | None = None
+    """int32, of any length: becomes zeros."""
 
 
 @dataclass(frozen=True)
 class GatherRowsConfig(Config):
-    """The configuration: there is one. A warp copies `columns` values of a slot, a CTA lays scales of `rows` rows."""
+    """One configuration. A warp copies `columns` bytes of a slot; a CTA lays out the scales of `rows` rows."""
 
     num_threads: int = 256
     ctas_per_sm: int = 4
     rows: int = 32
     columns: int = 4096
-    """Columns of a warp: all of them are on their way before the first is stored."""
+    """Bytes of a warp, which starts all their loads before it stores the first."""
+    value_bytes: int = 1
+    """Bytes of a value: 2 of BF16, which has no scales."""
     max_blocks = MAX_BLOCKS
-    taken = "num_threads", "ctas_per_sm", "columns", "shared_bytes", "max_blocks"
+    taken = "num_threads", "ctas_per_sm", "columns", "value_bytes", "shared_bytes", "max_blocks"
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        return super().name + ("" if self.value_bytes == 1 else " bf16")
 
     @property
     def shared_bytes(self) -> int:
@@ -61,9 +70,9 @@ class GatherRowsConfig(Config):
         yield self.num_threads % 32 == 0, "whole warps"
 
 
-CONFIG = GatherRowsConfig()
+CONFIGS = {value_bytes: GatherRowsConfig(value_bytes=value_bytes) for value_bytes in (1, 2)}
 KERNEL: Kernel[GatherRowsConfig] = Kernel(
-    "gather_rows", "GatherRowsParams", lambda: [CONFIG], lengths={"kMaxRanks": MAX_RANKS}
+    "gather_rows", "GatherRowsParams", lambda: [*CONFIGS.values()], lengths={"kMaxRanks": MAX_RANKS}
 )
 
 
@@ -73,14 +82,16 @@ def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:
     Results have addresses only in a node.
     """
     if to.values.shape[0] > 0:
-        ctas = grid(CONFIG, rows.row_of.shape[0], *to.values.shape)
-        KERNEL.run(CONFIG, values_of(source, rows, to), ctas, to.values.get_device())
+        config = CONFIGS[to.values.element_size()]
+        ctas = grid(config, rows.row_of.shape[0], *to.values.shape)
+        KERNEL.run(config, values_of(source, rows, to), ctas, to.values.get_device())
 
 
 def grid(config: GatherRowsConfig, slots: int, rows: int, hidden: int) -> int:
     """CTAs that copy values, and CTAs that lay scales."""
-    stretches = ceil_div(hidden, config.columns)
-    return ceil_div(slots * stretches, config.num_threads // 32) + ceil_div(rows, config.rows)
+    stretches = ceil_div(hidden * config.value_bytes, config.columns)
+    of_scales = ceil_div(rows, config.rows) if config.value_bytes == 1 else 0
+    return ceil_div(slots * stretches, config.num_threads // 32) + of_scales
 
 
 def values_of(source: Slots | Node, rows: ExpertRows, to: Gathered) -> dict[str, Any]:
@@ -93,11 +104,13 @@ def values_of(source: Slots | Node, rows: ExpertRows, to: Gathered) -> dict[str,
         "sfa": to.sfa,
         "weights": to.weights,
         "addresses": to.addresses,
+        "zeros": to.zeros,
+        "num_zeros": 0 if to.zeros is None else to.zeros.shape[0],
         "num_slots": slots,
         "rows": to.values.shape[0],
-        "hidden": to.values.shape[1],
+        "hidden": to.values.shape[1] * to.values.element_size(),
         "topk": topk,
-        "pitch": to.sfa.stride(1),
+        "pitch": 0 if to.sfa is None else to.sfa.stride(1),
         **(_in_rooms(source) if isinstance(source, Node) else _in_memory(source)),
     }
 

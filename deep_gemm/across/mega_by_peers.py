@@ -5,7 +5,7 @@
     gather_rows:        rooms -> rows of the experts here, their weights, and where each row's result goes
     the first product:  gate and up, activated, weighted, cast. With FP4 weights it gives
                         gate and up in BF16, and cast_rows does the rest
-    rows_to_addresses:  the second one, each row -> the place of its route on the token's rank
+    rows_to_addresses:  the second one, each row -> the place of its route on the token's rank; FP8's beside the first
     meet_ranks, gather_weighted: a token's results, summed up in order of its routes
 
 The host waits for nothing. A rank of a group of one has the same way, so that a GPU gives the same bits in any group.
@@ -29,7 +29,6 @@ from ..core.replay import FIXED
 from ..core.settings import get_compile_mode
 from ..gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
 from ..gemm.ask.silu import activated
-from ..gemm.launch import run as multiply
 from ..gemm.packed import is_taken_as_it_lies
 from ..moe import gather_weighted
 from ..moe.check import present
@@ -107,7 +106,9 @@ def _answer(
         rows = stack_routes(ids, node.experts)
         weights = empty("weights of rows", (sizes.rows,), torch.float32, y.device)
         addresses = empty("addresses of results", (sizes.rows,), torch.int64, y.device)
-        gather_rows.run(node, rows, Gathered(tensors.l1_acts, tensors.l1_acts_sf, weights, addresses))
+        stored = None if is_fp4 else rows_to_addresses.counts_of(node, sizes.rows)
+        gathered = Gathered(tensors.l1_acts, tensors.l1_acts_sf, weights, addresses, stored)
+        gather_rows.run(node, rows, gathered)
         a, middle = (tensors.l1_acts, tensors.l1_acts_sf), (tensors.l2_acts, tensors.l2_acts_sf)
         if is_fp4:
             rows_to_addresses.check_weight("l2_weights", p.l2)
@@ -119,8 +120,9 @@ def _answer(
             cast_rows.run(RowCast(h, *middle, gating=Gating(limit=limit), row_weights=weights, ends=rows.ends))
             rows_to_addresses.run(middle, p.l2, rows.ends, addresses)
         else:
-            multiply(activated(a, p.l1, middle, rows.ends, weights, limit))
-            rows_to_addresses.run(middle, p.l2, rows.ends, addresses, of_a=PER_64)
+            first = activated(a, p.l1, middle, rows.ends, weights, limit)
+            second = rows_to_addresses.problem(middle, p.l2, addresses, rows.ends, of_a=PER_64)
+            rows_to_addresses.run_both(first, second, stored)
         meet_ranks.run(node, y.get_device())
         gather_weighted.run(results, result_of[: y.shape[0]], None, y)
     return None if counts is None else rows.counts

@@ -88,8 +88,8 @@ class MegaProblem(NamedTuple):
     y: Tensor
     """BF16 `[tokens, hidden]`"""
     l1: Operand
-    """`[experts here, 2 intermediate, hidden]`. FP8 has gate and up in turns of 8 rows, but the scales of all gate rows
-    before those of all up rows. FP4 has all gate rows first."""
+    """`[experts here, 2 intermediate, hidden]`. In FP8, gate and up alternate every 8 rows, but the scales of all gate
+    rows come before the scales of all up rows. In FP4 all gate rows come first."""
     l2: Operand
     """`[experts here, hidden, intermediate]`"""
     tensors: MegaTensors

@@ -53,7 +53,7 @@ class SM90SymmBuffer:
     Before each call the caller fills the first `len(y)` rows of these tensors, `y` being the call's output:
 
     - `x`: e4m3 `[T, hidden]`, and `x_sf`: FP32 `[T, hidden / 128]`, as `per_token_cast_to_fp8` gives them;
-    - `topk_idx`: int64 `[T, topk]`, experts numbered over all ranks, -1 for none (so are all of a new buffer);
+    - `topk_idx`: int64 `[T, topk]`, experts numbered over all ranks, -1 for none (a new buffer holds -1 throughout);
     - `topk_weights`: FP32 `[T, topk]`.
 
     T is `num_max_tokens_per_rank`. The two products of a call read `l1_acts`, `l1_acts_sf`, `l2_acts` and

@@ -2,7 +2,8 @@
 
 [ FP8 values: hidden / 4 | scales: ceil(hidden / 128) | ids of experts: topk | weights: topk | up to 16 bytes ]
 
-A scale may also be for 64 or 32 columns, or for all. Kernels pack and gather rows with scales for 128, torch others.
+A scale may also be for 64 or 32 columns, or for all. Or values are BF16, hidden / 2 words, and there are no scales.
+Kernels pack and gather rows with scales for 128, torch others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..casts import lay_scales
 from ..casts.by_kernels import PITCH_LIMIT
 from ..casts.fp8 import per_token_cast_to_fp8
-from ..casts.rules import Quantized, empty_scales, granularity
+from ..casts.rules import Quantized, Rows, empty_scales, granularity
 from ..core.call import FREE_ROWS, Function, never, run
 from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD_BYTES, align, ceil_div
 from ..core.check.memory import empty
@@ -38,11 +39,11 @@ class Arrived(NamedTuple):
     """Rows that arrived, and views of their parts."""
 
     message: Tensor
-    """Words `[rows, ...]`."""
+    """Words `[rows, ...]`; of BF16 values the same bytes as BF16 numbers, the values first."""
     hidden: int
     topk: int
-    columns: int = SCALE_BLOCK
-    """Columns that share a scale; 0: all."""
+    columns: int | None = SCALE_BLOCK
+    """Columns that share a scale; 0: all; None: values are BF16."""
 
     @property
     def values(self) -> Tensor:
@@ -57,7 +58,7 @@ class Arrived(NamedTuple):
     @property
     def ids(self) -> Tensor:
         """int32 `[rows, topk]`, numbered over all processes."""
-        return self.message[:, self._routes : self._routes + self.topk]
+        return self.message.view(WORD)[:, self._routes : self._routes + self.topk]
 
     @property
     def weights(self) -> Tensor:
@@ -66,17 +67,21 @@ class Arrived(NamedTuple):
 
     @property
     def _routes(self) -> int:
-        return self.hidden // WORD_BYTES + ceil_div(self.hidden, self.columns or self.hidden)
+        return _value_bytes(self.hidden, self.columns) // WORD_BYTES
 
 
-def row_bytes(hidden: int, topk: int, columns: int = SCALE_BLOCK) -> int:
-    """Bytes that travel for a token to one process. `columns` share a scale; 0: all.
+def _value_bytes(hidden: int, columns: int | None) -> int:
+    """Bytes of a row's values and scales."""
+    return BF16_BYTES * hidden if columns is None else hidden + WORD_BYTES * ceil_div(hidden, columns or hidden)
+
+
+def row_bytes(hidden: int, topk: int, columns: int | None = SCALE_BLOCK) -> int:
+    """Bytes that travel for a token to one process. `columns` share a scale; 0: all; None: values are BF16.
 
     >>> row_bytes(hidden=7168, topk=6)  # 7168 values, 56 scales, 6 ids and 6 weights
     7440
     """
-    scales = ceil_div(hidden, columns) if columns else 1
-    return align(hidden + WORD_BYTES * (scales + 2 * topk), ADDRESS_ALIGNMENT)
+    return align(_value_bytes(hidden, columns) + WORD_BYTES * 2 * topk, ADDRESS_ALIGNMENT)
 
 
 def pack(
@@ -85,18 +90,20 @@ def pack(
     topk_weights: Tensor,
     row_of: Tensor | None = None,
     rows: int | None = None,
-    columns: int = SCALE_BLOCK,
+    columns: int | None = SCALE_BLOCK,
 ) -> Tensor:
-    """Cast tokens to FP8, and write each with its routes into its rows: `row_of` `[tokens, topk]` lists them up to -1.
+    """Cast tokens to FP8, and write each with its routes into its rows.
 
-    Without `row_of` token i has row i, and the other rows up to `rows` have no routes. With `row_of` rows without a
-    token may hold anything. `columns` columns of a token share a scale.
+    `row_of`, `[tokens, topk]`, lists a token's rows, with -1 after the last; rows without a token may hold anything.
+    Without it token i has row i, and the other rows up to `rows` have no routes. `columns` columns share a scale; None:
+    tokens are BF16.
     """
     rows = x.shape[0] if rows is None else rows
     words = row_bytes(x.shape[1], topk_ids.shape[1], columns) // WORD_BYTES
     if on_hopper(x) and columns == SCALE_BLOCK:
         return run(PACKED, (x, topk_ids, topk_weights, row_of, [rows]), (words,))  # type: ignore[no-any-return]
-    of_tokens = pack_fp8(per_token_cast_to_fp8(x, gran_k=columns), topk_ids, topk_weights)
+    of_x: Rows = (x.bfloat16().contiguous(), None) if columns is None else per_token_cast_to_fp8(x, gran_k=columns)
+    of_tokens = pack_parts(of_x, topk_ids, topk_weights)
     if row_of is not None:
         return of_tokens.index_select(0, tokens_of_rows(row_of, rows))
     message = of_tokens.new_full((rows, words), -1)
@@ -123,12 +130,12 @@ PACKED = Function(
 )
 
 
-def pack_fp8(x: Quantized, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    """Write tokens that are FP8 beside their routes, each into the row of its number."""
-    values, scales = x
-    parts = [values.view(WORD), scales.view(WORD), words_of_ids(topk_ids), topk_weights.float().view(WORD)]
+def pack_parts(x: Rows, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    """Write tokens that are cast, or BF16, beside their routes, each into the row of its number."""
+    of_x = [each.view(WORD) for each in x if each is not None]
+    parts = [*of_x, words_of_ids(topk_ids), topk_weights.float().view(WORD)]
     words = -sum(part.shape[1] for part in parts) % (ADDRESS_ALIGNMENT // WORD_BYTES)
-    return torch.cat([*parts, parts[0].new_zeros(len(values), words)], dim=1)
+    return torch.cat([*parts, parts[0].new_zeros(len(topk_ids), words)], dim=1)
 
 
 def words_of_ids(topk_ids: Tensor) -> Tensor:
@@ -161,16 +168,17 @@ def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
     return values, lay_scales.laid_out(arrived.scales.index_select(0, source))
 
 
-def prefill_bytes(rows: int, hidden: int, topk: int, *, gran_k: int = SCALE_BLOCK) -> int:
+def prefill_bytes(rows: int, hidden: int, topk: int, *, gran_k: int | None = SCALE_BLOCK) -> int:
     """Bytes that a process sends in the prefill form if `rows` of its (token, process) pairs go to others, and back.
 
-    `gran_k` columns of a token share a scale, 0: all.
+    `gran_k` columns of a token share a scale, 0: all; None counts tokens in BF16.
 
     >>> prefill_bytes(rows=1, hidden=7168, topk=6)  # FP8 with scales and routes there, BF16 back
     21776
     """
     rows, hidden, topk = integers_from(0, rows=rows, hidden=hidden, topk=topk)
-    return rows * (row_bytes(hidden, topk, granularity(gran_k, 0)) + BF16_BYTES * hidden)
+    columns = None if gran_k is None else granularity(gran_k, 0)
+    return rows * (row_bytes(hidden, topk, columns) + BF16_BYTES * hidden)
 
 
 def decode_bytes(
@@ -182,14 +190,14 @@ def decode_bytes(
     intermediate: int,
     *,
     peer_memory: bool = False,
-    gran_k: int = SCALE_BLOCK,
+    gran_k: int | None = SCALE_BLOCK,
 ) -> tuple[int, int]:
     """Bytes of the decode form for each process: those it sends to others and they send back, and those it holds.
 
     The second number is for the worst case, all at once: every token of every process on every expert here. With
     `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back.
-    `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`. In the batch invariant mode collectives
-    take `max_tokens * topk` rows with a topk of 1: ask for those, and add a BF16 row for each, which is summed up here.
+    `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`; None: BF16. In the batch invariant mode
+    collectives take `max_tokens * topk` rows with a topk of 1: ask for those, and add a BF16 row of sums for each.
 
     >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
     (8361984, 117881344)
@@ -201,9 +209,10 @@ def decode_bytes(
     num_experts, hidden, intermediate = sizes
     rows, experts_here = world_size * max_tokens, count_of_each(num_experts, world_size)
     if peer_memory:
-        room = Room(world_size, max_tokens, hidden, topk)
+        columns = None if gran_k is None else SCALE_BLOCK
+        room = Room(world_size, max_tokens, hidden, topk, columns)
         results = max_tokens * topk * BF16_BYTES * hidden
-        of_products = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate)
+        of_products = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate, gran_k=columns)
         not_held = rows * topk * BF16_BYTES * hidden  # results of experts here: they go to rooms at once
         addresses = rows * topk * ADDRESS_BYTES
         sent = (rows - max_tokens) * room.row_bytes + (results if world_size > 1 else 0)

@@ -1,11 +1,10 @@
-// Which ranks each token goes to, once to each, and its row for each of them. Rows that are sent are stacked by rank, and by
-// token within a rank.
-// So it is the same each time.
+// Finds the ranks that each token goes to (once to each rank), and its row for each rank. Rows are stacked by rank, and within
+// a rank by token, so the order is the same each time.
 //
 //   row of a token for a rank = where the rank's rows start + tokens for that rank before this CTA's + before it in this CTA
 //
 // CTA i gives rows to kNumThreads tokens. As in route_rows, it counts all tokens by itself, so no CTA waits for another.
-// The first CTA also writes what all ranks are told, in one piece: facts | rows for each rank | routes for each rank.
+// The first CTA also writes one message for all ranks: facts | rows for each rank | routes for each rank.
 #pragma once
 #include "ptx/warp.cuh"
 #include "routes.cuh"

@@ -1,6 +1,6 @@
-// Writes this rank's tokens in FP8 where the ranks of their experts fetch them, and tells each rank which of its experts want them.
+// Writes this rank's tokens, in FP8 or as BF16, where the ranks of their experts fetch them, and tells each rank which of its experts want them.
 //
-//   x --put_token--> row of this rank's room | values | scales | weights of routes |
+//   x --put_token--> row of this rank's room | values | scales, of FP8 alone | weights of routes |
 //   topk_ids --> ids of the token on every rank: the experts there, numbered from 0, or -1
 //
 // Each call writes ids for all max_tokens tokens: else ids of an earlier call would stay behind this rank's last token.
@@ -17,7 +17,7 @@ struct PostParams {
   int32_t* row_of;            // [tokens, topk]: the route as a row of the results that come back; -1: it has no expert
   uint64_t ids;               // byte of a room: int32 [ranks, max_tokens, topk]; rows [max_tokens] lie at 0
   uint32_t x_pitch, sf_pitch; // in bytes
-  uint32_t tokens, max_tokens, hidden, topk;
+  uint32_t tokens, max_tokens, hidden, topk;  // hidden: bytes of a row's values, of FP8 as many as columns
   uint32_t experts_here;      // of each rank
   uint32_t row_bytes;
   Meeting meeting;
@@ -68,7 +68,7 @@ KERNEL(kNumThreads, kCtasPerSm) post_rows(GRID_CONSTANT PostParams p) {
   const Meeting& m = p.meeting;
   ptx::griddepcontrol_wait();
   if (!is_whole(m)) return post_nothing(p);
-  const uint32_t blocks = ceil_div(p.hidden, kBlock);
+  const uint32_t blocks = kHasScales ? ceil_div(p.hidden, kBlock) : 0;
   uint32_t turn = 0;  // the warp that puts routes: each in turn, as it falls behind the others by their loads
 #pragma unroll 1
   for (uint32_t token = ptx::block_index(); token < p.max_tokens; token += ptx::grid_size()) {

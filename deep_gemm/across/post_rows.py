@@ -14,27 +14,35 @@ from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS, STORAGE_BYTES, Node, Way
 from .pack_rows import PackConfig
 
-TOKENS = {torch.float8_e4m3fn: "copy_token", **dict.fromkeys(INPUTS, "cast_token")}
-"""The file of post/ that puts a token into its row, by the type of tokens."""
-
 
 @dataclass(frozen=True)
 class PostConfig(PackConfig):
     """One configuration. A CTA writes the rows of several tokens, one after the other."""
 
     shared_bytes: int = STORAGE_BYTES
-    taken = "id_bytes", "shared_bytes"
-    dtypes: ClassVar[tuple[torch.dtype, ...]] = tuple(TOKENS)
+    has_scales: bool = True
+    """Rows are FP8. Without scales they are BF16, as the tokens are."""
+    taken = "id_bytes", "shared_bytes", "has_scales"
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float8_e4m3fn, *INPUTS)
+
+    @property
+    def name(self) -> str:
+        """Short, for people: such as "bfloat16 int64 uncast"."""
+        return super().name + ("" if self.has_scales else " uncast")
 
     def choices(self) -> dict[str, str]:
         """Give the files that the source includes."""
-        return {"TOKEN": f"post/{TOKENS[self.dtype]}.cuh"}
+        casts = self.has_scales and self.dtype in INPUTS
+        return {"TOKEN": f"post/{'cast' if casts else 'copy'}_token.cuh"}
 
 
 KERNEL: Kernel[PostConfig] = Kernel(
     "post_rows",
     "PostParams",
-    lambda: [PostConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)],
+    lambda: [
+        *(PostConfig(dtype, id_bytes) for dtype in PostConfig.dtypes for id_bytes in (4, 8)),
+        *(PostConfig(torch.bfloat16, id_bytes, has_scales=False) for id_bytes in (4, 8)),
+    ],
     lengths={"kMaxRanks": MAX_RANKS},
 )
 
@@ -46,8 +54,10 @@ def run(
 
     `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are
     contiguous. `sf` are the scales of an x that is FP8 already, FP32 `[tokens, ceil(hidden / 128)]`, rows contiguous.
+    A room of BF16 rows takes an x in BF16.
     """
-    config, device = PostConfig(x.dtype, topk_ids.element_size()), x.get_device()
+    has_scales, device = node.room.gran_k is not None, x.get_device()
+    config = PostConfig(x.dtype, topk_ids.element_size(), has_scales=has_scales)
     values = values_of(x, topk_ids, topk_weights, row_of, node, sf)
     KERNEL.run(config, values, grid(config, node, gpu_of(device).num_sms), device)
 
@@ -72,7 +82,7 @@ def values_of(
         "sf_pitch": 0 if sf is None else sf.stride(0) * sf.element_size(),
         "tokens": x.shape[0],
         "max_tokens": node.room.max_tokens,
-        "hidden": node.room.hidden,
+        "hidden": node.room.scales,
         "topk": node.room.topk,
         "experts_here": node.experts,
         "row_bytes": node.room.row_bytes,

@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..casts.rules import empty_scales
+from ..casts.rules import Rows, empty_scales
 from ..core.check.checks import Operand
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
 from ..core.gpu import gpu_of
+from ..core.meeting import Node
 from ..core.settings import num_sms_of
 from ..gemm import launch
 from ..gemm.ask.silu import activated
@@ -28,7 +29,6 @@ from ..gemm.kinds.output import Output
 from ..gemm.kinds.works import TWICE
 from ..gemm.packed import is_packed
 from ..gemm.problem import Problem
-from ..moe.api import activates_in_product
 from . import rows_to_addresses
 
 OUTPUT = Output(work=TWICE, epilogue=SILU_THEN_ROWS)
@@ -93,9 +93,9 @@ def start(
     FP8_GEMM.run(config, values_of(first, second, config, counts, lag, first_ctas), ctas, second.d.get_device())
 
 
-def takes(rows: int, w1: Operand, w2: Operand) -> bool:
-    """Tell whether the kernel is for these weights, and rows are enough to gain by it."""
-    return IS_ON and activates_in_product(rows, w2[0].shape[2]) and not (is_packed(w1) or is_packed(w2))
+def takes(node: Node, w2: Rows) -> bool:
+    """Tell whether both products of these ranks, whose first one activates in any case, are one kernel."""
+    return IS_ON and node.room.ranks >= rows_to_addresses.LEAST_RANKS and not is_packed(w2)
 
 
 def run(

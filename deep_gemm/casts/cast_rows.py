@@ -40,7 +40,7 @@ ROWS = {Groups.NONE: "rows_all", Groups.UNTIL: "rows_until"}
 """Files of casts/cast for rows that lie without gaps."""
 MAX_GROUPS = 1024
 BLOCKS_OF_GROUPS = (MX_BLOCK, SCALE_BLOCK, 0)
-"""Columns under a scale of rows of groups, of activations, and of rows that go to routes; 0: all."""
+"""Columns under a scale, for rows of groups, for activations, and for rows that go to routes; 0: all columns."""
 LANES = (32, 128, 256, 512)
 """Lanes of a team that takes whole rows: the fewest that hold one."""
 PIECES = 4
@@ -61,13 +61,13 @@ class CastConfig(Config):
     """Cast silu(gate) * up instead of x itself."""
     groups: Groups = Groups.NONE
     to_routes: bool = False
-    """A row goes to the rows of its routes."""
+    """Write a token's row to every row of its routes."""
     num_threads: int = 128
     ctas_per_sm: int = 8
     to: Target = PER_ROW
     """The cast of a row."""
     lanes: int = 0
-    """Lanes of a team that takes whole rows; 0: it takes blocks."""
+    """Lanes of a team that casts whole rows; 0: a team casts blocks."""
 
     @property
     def name(self) -> str:

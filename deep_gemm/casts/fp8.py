@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..compat.forms import accepts_names
 from ..core.call import FREE_ROWS, Function, run
-from ..core.check.checks import cuts_gradient, integers, no_gradient, same_device
+from ..core.check.checks import cuts_gradient, has_type, integers, no_gradient, same_device
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, rows_of_counts
 from ..core.check.tracing import is_dispatched
 from ..core.check.ue8m0 import EXPONENTS, powers_of
@@ -311,8 +311,7 @@ def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_pac
     no_gradient("x", x)
     no_gradient("sf", sf)
     check_dense("x", x)
-    if x.dtype != torch.float8_e4m3fn:
-        raise ValueError(f"x: expected dtype torch.float8_e4m3fn, got {x.dtype}")
+    has_type("x", x, (torch.float8_e4m3fn,))
     if x.dim() < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
     with torch.no_grad():

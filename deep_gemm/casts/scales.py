@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..compat.forms import accepts_names
 from ..core.check import checks
-from ..core.check.checks import no_gradient, nothing
+from ..core.check.checks import has_type, no_gradient, nothing
 from ..core.check.layout import (
     ADDRESS_ALIGNMENT,
     UE8M0_PER_WORD,
@@ -124,8 +124,7 @@ def unpack_ue8m0_from_int(packed: Tensor) -> Tensor:
     [1.0, 2.0, 0.5, 1.0]
     """
     check_dense("packed", packed)
-    if packed.dtype != torch.int32:
-        raise ValueError(f"packed: expected dtype torch.int32, got {packed.dtype}")
+    has_type("packed", packed, (torch.int32,))
     if packed.dim() < 1:
         raise ValueError(f"packed: expected at least 1 dimension, got shape {tuple(packed.shape)}")
     return (exponents_of(packed) << FP32_MANTISSA_BITS).view(torch.float32)

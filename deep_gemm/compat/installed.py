@@ -25,7 +25,7 @@ _END = re.compile(r"-\d|\.(?:dist|egg)-info$")
 """The end of a distribution's name in the name of its folder."""
 _FILE = re.compile(rf"^{MODULE}(/|$)", re.MULTILINE)
 _LISTS = ("RECORD", "top_level.txt", "installed-files.txt")
-"""Files in which installers list the contents of a distribution, a file or a module a line."""
+"""Files that list the contents of a distribution, one file or module on each line."""
 
 
 def without_torch(error: ModuleNotFoundError) -> NoReturn:
@@ -45,7 +45,7 @@ def is_command() -> bool:
 
 
 def warn_of_others() -> None:
-    """Warn of distributions named alike whose files lie among the package's. Every import pays for the look."""
+    """Warn of other distributions whose files lie among the package's. It runs at each import, so it must be fast."""
     with contextlib.suppress(OSError):
         infos = [FOLDER.parent / name for name in os.listdir(FOLDER.parent) if _NAMED_ALIKE.search(name)]  # noqa: PTH208
         names = [_END.split(info.name)[0] for info in infos if _claims(partial(_text, info))]

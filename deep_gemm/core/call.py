@@ -66,7 +66,7 @@ class Kept(Records):
     """Records of a function's calls with equal options, and the way to put results together."""
 
     def __init__(self, free: Sequence[Free], within: list[type], native: Any) -> None:
-        """`within`: the types of values in tuples of options: 128.0 equals 128, but is a caller's mistake."""
+        """`within`: types of the values in tuples of options, because 128.0 equals 128 but must be refused."""
         super().__init__(free, native)
         self.within = within
         self.result: Callable[[Sequence[Tensor]], Any] = _nothing

@@ -44,6 +44,8 @@ class Room:
     """Tokens of each rank."""
     hidden: int
     topk: int
+    gran_k: int | None = SCALE_BLOCK
+    """Columns of a row of FP8 that share a scale; None: rows are BF16, without scales."""
 
     @property
     def slots(self) -> int:
@@ -52,13 +54,13 @@ class Room:
 
     @property
     def scales(self) -> int:
-        """The byte of a row at which its scales begin, behind the FP8 values."""
-        return self.hidden
+        """The byte of a row at which its scales begin, behind the values."""
+        return self.hidden * (BF16_BYTES if self.gran_k is None else 1)
 
     @property
     def weights(self) -> int:
         """The byte of a row at which the weights of its routes begin, behind the scales."""
-        return self.scales + ceil_div(self.hidden, SCALE_BLOCK) * WORD_BYTES
+        return self.scales + (0 if self.gran_k is None else ceil_div(self.hidden, self.gran_k) * WORD_BYTES)
 
     @property
     def row_bytes(self) -> int:

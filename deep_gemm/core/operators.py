@@ -28,7 +28,7 @@ Flops = Callable[..., int] | None
 
 
 def register_at_need(module: str) -> None:
-    """Let the first look at torch.ops.deep_gemm import the module that makes the operators, which takes long."""
+    """Import the module that makes the operators only when torch.ops.deep_gemm is first used: the import is slow."""
     namespace = torch.ops.deep_gemm
     registered: Any = type(namespace)
 
@@ -164,7 +164,7 @@ def gradients(name: str, backward: Kernel, keep: Kernel) -> None:
 
 
 def _register_flops(name: str, flops: Flops) -> None:
-    """Let torch count the operations of all overloads, which share one formula. `into` is the one without results."""
+    """Let torch count the operations of all overloads by one formula. The overload `into` writes to a given tensor."""
     if flops is None:
         return
     from torch.utils import flop_counter  # which loads Triton

@@ -338,7 +338,7 @@ def _by(op: Op, *, turned: bool = False) -> Callable[[Number, Any], Any]:
 
 
 class Number:
-    """An integer of a call that is being recorded: its value there, and its place among the record's steps."""
+    """An integer of a call that is being recorded: its value in this call, and the number of the step that gives it."""
 
     __slots__ = ("of", "place", "value")
 

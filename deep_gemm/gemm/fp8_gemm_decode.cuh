@@ -69,7 +69,7 @@ DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork&
       for (uint32_t stage = 0; stage * kSlotBlocks < end_ahead - work.k_block; ++stage)
         load_b(work.k_block + stage * kSlotBlocks, stage);
     }
-    // From here on data of the kernel before can be read. B is taken for such data, unless it is ready.
+    // Results of the kernel before can be read after this wait. B may be such a result, unless `weight_is_ready`.
     ptx::griddepcontrol_wait();
 #pragma unroll 1
     for (; i < end_ahead; i += kSlotBlocks, at = at.next()) load_a(i, at.stage);

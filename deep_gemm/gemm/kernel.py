@@ -83,7 +83,7 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
     producer_registers, math_registers = config.registers
     units = config.units_per_warpgroup + config.units_of_part
     columns = (config.unit_n or config.block_n) // (1 + config.epilogue.activates)
-    stores = units * columns // config.panel_columns
+    stores = 0 if config.epilogue.has_row_addresses else units * columns // config.panel_columns
     boxes_of_a = config.block_m // config.box_rows_of_a if config.work.groups_rows else 1
     boxes_of_b = config.block_n // config.box_rows_of_b
     if config.majors.a_is_mn:

@@ -90,7 +90,7 @@ operators(
     partial(run, SKIP_HEAD_MID),
     partial(only_asked, SKIP_HEAD_MID),
     passes=passed_by(SKIP_HEAD_MID),
-    flops=lambda _, a, b, **__: 2 * a.numel() * b.shape[0],  # D has columns that are no product
+    flops=lambda _, a, b, **__: 2 * a.numel() * b.shape[0],  # the columns between D's parts are not computed
 )
 operators(
     f"fp8_einsum(str expr, {OPERANDS}{D}, Tensor? c, int[] recipe<, bool adds_to_d=False>) -> Tensor",

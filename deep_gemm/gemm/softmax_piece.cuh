@@ -54,7 +54,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
   const uint32_t thread = ptx::thread_index(), lane = thread % kLanes;
   const uint32_t end = kIsBackward ? chunks : ptx::block_index() % chunks + 1;
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may start, and run up to its own wait
 
   float* logits = p.logits + static_cast<uint64_t>(row) * p.columns;
   const uint32_t token = ptx::ld_global_b32(p.tokens + row) - p.first;  // less than p.columns if the piece has it

@@ -95,12 +95,12 @@ def run(p: Problem) -> None:
 
 
 def apart(x: Tensor) -> Tensor:
-    """Copy an operand whose products are all in one place."""
+    """Copy an operand if all of its products share one matrix."""
     return x if x.stride(0) else copied("products that share one matrix", x)
 
 
 def launch(p: Problem, workspace: Tensor, config: Bf16Config, num_sms: int) -> None:
-    """Launch the products, for a workspace `[slices, m, n]` which is D to them, and behind them the sum of slices.
+    """Launch the products, which write slices to the workspace `[slices, m, n]`, and then the sum of the slices.
 
     D is `[m, n]`, k a multiple of 64. C is D, in FP32, or None.
     """

@@ -74,7 +74,7 @@ def mqa_logits_problem(
     max_seqlen_k: int = 0,
     logits_dtype: torch.dtype = torch.float32,
 ) -> MqaLogits:
-    """Check the arguments, and make the logits. `clean_logits` None: unless they are compressed."""
+    """Check the arguments, and make the logits. `clean_logits=None` cleans them unless they are compressed."""
     sizes: checks.Sizes = {}
     queries(q, ("tokens", "heads", "depth"), sizes)
     keys, scales = checks.pair("kv", kv)
@@ -89,7 +89,10 @@ def mqa_logits_problem(
     }
     checks.same_device({"kv": keys, "sfkv": scales, "weights": weights, **ranges}, q.device, "q")
     checks.without_gradients({"q": q, "weights": weights})
-    _sizes(q, sizes)
+    # Skipped while torch traces, where this check would become a guard on the number of tokens.
+    if has_memory(q) and (sizes["tokens"] * sizes["heads"] >= NUMBER_LIMIT or sizes["keys"] >= NUMBER_LIMIT - ROOM):
+        got = f"{sizes['tokens']} x {sizes['heads']} and {sizes['keys']}"
+        raise ValueError(f"q: expected tokens x heads and keys below 2^31, got {got}")
     for name, x in (("q", q), ("kv", keys), ("sfkv", scales)):
         contiguous(name, x)
     max_seqlen_k = integer_in_range("max_seqlen_k", max_seqlen_k, 0, NUMBER_LIMIT - 1)
@@ -117,13 +120,16 @@ def paged_logits_problem(
     """Check the arguments, and make the logits."""
     sizes: checks.Sizes = {}
     queries(q, ("sequences", "next_n", "heads", "depth"), sizes)
-    _sizes_of_pages(sizes)
+    sequences, next_n, heads, depth = (sizes[axis] for axis in ("sequences", "next_n", "heads", "depth"))
+    if not 1 <= next_n <= MAX_NEXT_N:
+        raise NotImplementedError(f"q: expected 1 to {MAX_NEXT_N} tokens of a sequence, got {next_n}")
+    if next_n * heads > MAX_COLUMNS:
+        raise NotImplementedError(f"q: expected next_n x heads up to {MAX_COLUMNS}, got {next_n} x {heads}")
     # Skipped while torch traces, where this check would become a guard on the size of a batch.
-    if has_memory(q) and q.numel() >= NUMBER_LIMIT * sizes["depth"]:
+    if has_memory(q) and q.numel() >= NUMBER_LIMIT * depth:
         raise ValueError(f"q: expected sequences x next_n x heads below 2^31, got shape {tuple(q.shape)}")
-    sequences, next_n, depth = sizes["sequences"], sizes["next_n"], sizes["depth"]
     page = _cache(kv_cache, depth)
-    weights_of_heads(weights, sequences * next_n, sizes["heads"])
+    weights_of_heads(weights, sequences * next_n, heads)
     _contexts(context_lens, sequences, next_n)
     checks.shaped("block_table", block_table, (torch.int32,), ("sequences", "pages"), {"sequences": sequences})
     if block_table.shape[1] > 1 and block_table.stride(1) != 1:
@@ -201,6 +207,13 @@ def queries(q: Tensor, axes: checks.Axes, sizes: checks.Sizes) -> None:
     checks.fp8("q", checks.tensor("q", q))
     checks.bind("q", q, axes, sizes)
     checks.supported_device("q", q)
+    heads, depth = sizes["heads"], sizes["depth"]
+    if not (0 < heads <= MAX_HEADS and heads % HEADS_MULTIPLE == 0):
+        raise NotImplementedError(
+            f"q: expected a number of heads that is a multiple of {HEADS_MULTIPLE} up to {MAX_HEADS}, got {heads}"
+        )
+    if depth not in DEPTHS:
+        raise NotImplementedError(f"q: expected a depth of {either(DEPTHS)}, got {depth}")
 
 
 def weights_of_heads(weights: Tensor, tokens: int, heads: int) -> None:
@@ -224,37 +237,9 @@ def contiguous(name: str, x: Tensor) -> None:
     address(name, x, ADDRESS_ALIGNMENT)
 
 
-def _sizes(q: Tensor, sizes: checks.Sizes) -> None:
-    heads, depth = sizes["heads"], sizes["depth"]
-    if not (0 < heads <= MAX_HEADS and heads % HEADS_MULTIPLE == 0):
-        raise NotImplementedError(
-            f"q: expected a number of heads that is a multiple of {HEADS_MULTIPLE} up to {MAX_HEADS}, got {heads}"
-        )
-    if depth not in DEPTHS:
-        raise NotImplementedError(f"q: expected a depth of {', '.join(map(str, DEPTHS))}, got {depth}")
-    # Skipped while torch traces, where this check would become a guard on the number of tokens.
-    if has_memory(q) and (sizes["tokens"] * heads >= NUMBER_LIMIT or sizes["keys"] >= NUMBER_LIMIT - ROOM):
-        raise ValueError(
-            f"q: expected tokens x heads and keys below 2^31, got {sizes['tokens']} x {heads} and {sizes['keys']}"
-        )
-
-
 def block_stride(cache: Tensor) -> int:
     """Give the bytes from block to block of a cache. A single block may have any stride, which is ignored."""
     return cache.stride(0) if cache.shape[0] > 1 else cache.shape[1] * cache.shape[3]
-
-
-def _sizes_of_pages(sizes: checks.Sizes) -> None:
-    next_n, heads, depth = sizes["next_n"], sizes["heads"], sizes["depth"]
-    if not 1 <= next_n <= MAX_NEXT_N:
-        raise NotImplementedError(f"q: expected 1 to {MAX_NEXT_N} tokens of a sequence, got {next_n}")
-    if not (0 < heads <= MAX_HEADS and heads % HEADS_MULTIPLE == 0 and next_n * heads <= MAX_COLUMNS):
-        raise NotImplementedError(
-            f"q: expected a number of heads that is a multiple of {HEADS_MULTIPLE} up to {MAX_HEADS}, next_n x heads "
-            f"up to {MAX_COLUMNS}, got {next_n} x {heads}"
-        )
-    if depth not in DEPTHS:
-        raise NotImplementedError(f"q: expected a depth of {either(DEPTHS)}, got {depth}")
 
 
 def _cache(cache: Tensor, depth: int) -> int:

@@ -41,7 +41,7 @@ def bias_gradient(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def output_type(dtype: torch.dtype) -> torch.dtype:
-    """Type in which a product writes a result that is to be of type `dtype` in the end."""
+    """Give the type that a product writes, if the final result is to have type `dtype`."""
     return dtype if dtype == torch.bfloat16 else torch.float32
 
 

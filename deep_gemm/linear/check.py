@@ -1,4 +1,4 @@
-"""Linear layers: what is asked, checked. `weight` is for layers of experts too."""
+"""Checks of a call of `linear`. `weight` also checks the weights of experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..gemm.kinds.output import ScaledOperands
 SCALES_OF_WEIGHTS = PER_BLOCK, BLOCKS_OF_64, BLOCKS_OF_32, MX
 """How FP8 weights may be scaled, from coarse to fine."""
 OF_ALL_K = WHOLE, TENSOR
-"""How weights of `linear` and `experts` may be scaled besides: a scale for each row, or one for a matrix."""
+"""Other scales that weights of `linear` and `experts` may have: one for each row, or one for a matrix."""
 
 
 class LinearProblem(NamedTuple):

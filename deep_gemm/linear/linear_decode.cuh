@@ -15,9 +15,9 @@
 //
 // A cluster is kClusterN tiles beside each other, times kClusterK parts of k. CTAs of the same part need the same A: each casts every
 // kClusterN-th block of it for all of them. A has room for two groups, so the next is cast while one is multiplied.
-// While the first group is cast the ring fills with B, which takes longer to arrive. decode/tile.cuh has what a CTA
-// computes, the loop over k-blocks, and the way to D. kWholeRows: whole rows of A and of B have one scale each. Then a cluster
-// reads all of x first, for the largest magnitudes, and once more to cast it; totals are scaled behind the last k-block.
+// While the first group is cast the ring fills with B, which takes longer to arrive. decode/tile.cuh has a CTA's share of the
+// work, the loop over k-blocks, and the stores to D. kWholeRows: each whole row of A and of B has one scale. Then a cluster reads
+// all of x twice: for the largest magnitudes, and to cast it. Totals are scaled after the last k-block.
 #pragma once
 #include "cast/fp8.cuh"
 #include "config.cuh"
@@ -47,7 +47,7 @@ constexpr uint32_t kFirstCaster = kNumMathThreads + 32, kCasters = kNumThreads -
 // Barrier 2 is the casters' and the producer's; 1 is the math warps'.
 constexpr uint32_t kXIsOnItsWay = 2;
 
-// A block is a token's 128 columns. A team of kLanes casters takes kBlocksOfTeam of a group's.
+// A block is 128 columns of a token. A team of kLanes casters casts kBlocksOfTeam blocks of a group.
 constexpr uint32_t kCastTeams = kCasters / kLanes;
 constexpr uint32_t kGroupBlocks = kBlocksOfTeam * kCastTeams * kClusterN;
 constexpr uint32_t kGroupKBlocks = kGroupBlocks / kBlockTokens;

@@ -180,14 +180,14 @@ def product_of_rows(
     is_behind_cast: bool = False,
     by_ends: bool = False,
 ) -> Tensor:
-    """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are.
+    """Multiply each row by its expert's weight, in BF16. Rows after the last row of an expert are not written.
 
-    `bias`: FP32 `[experts, n]`, added ahead of the rounding.
-    `by_ends`: there may be many such rows, which cost nothing if groups are told by their ends. The bits are the same.
+    `bias`: FP32 `[experts, n]`, added before rounding.
+    `by_ends`: state groups by their ends, so that rows without an expert cost no time. The bits are the same.
     """
     d = empty("a product", (a[0].shape[0], w[0].shape[1]), torch.bfloat16, a[0].device)
     is_many = d.is_cuda and (by_ends or d.shape[0] >= MANY_ROWS)
-    is_many = is_many and not (num_modes() or handles_operators(a[0], w[0]))  # the operator that modes see is by ids
+    is_many = is_many and not (num_modes() or handles_operators(a[0], w[0]))  # modes must see the operator by ids
     if w[1] is None:
         layout = rows.ends if is_many else rows.ids
         product_of_bf16_rows(a[0], w[0], d, layout, bias, by_ends=is_many, is_behind_cast=is_behind_cast)
@@ -249,11 +249,11 @@ def activate_rows(
 def experts_workspace_bytes(
     tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int, *, gran_k: int | None = SCALE_BLOCK
 ) -> int:
-    """Bytes of what `experts` holds between its parts at most, all at once: rows, FP8 operands, and both products.
+    """Count the bytes that `experts` needs between its parts, if all are held: rows, FP8 operands, both products.
 
-    `gran_k` columns of a row share a scale, 0: all; None counts BF16 operands, which have none. Many rows are activated
-    where they are multiplied, and a GPU then holds no first product. FP32 numbers of a weight's scales in UE8M0, or of
-    biases in BF16, are not counted, nor that parts begin at multiples of 256 bytes where they share a buffer.
+    `gran_k` columns of a row share a scale, 0: all; None counts BF16 operands, which have none. With many rows a GPU
+    holds no first product, because the product activates its own result. Not counted: FP32 copies of UE8M0 scales and
+    of BF16 biases, and gaps, because parts of a shared buffer begin at multiples of 256 bytes.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076

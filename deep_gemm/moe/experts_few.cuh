@@ -7,8 +7,9 @@
 //   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA, in E4M3 promote --arrive--> empty
 //                          after the last k-block:            accumulators --> activated --> rows
 //
-// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. CTAs share out the units of all
-// experts that are hit in equal parts, whatever the sizes are. An item is up to kMaxUnits units of an expert, multiplied at a time.
+// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. An item is up to kMaxUnits units of an
+// expert, multiplied at a time. CTAs share out the items of all experts that are hit. A slot takes as long to arrive with few units as
+// with many, so it counts how many items a CTA has, and no item ends but where an expert's next one begins.
 //
 // Weights are A of WGMMA, and tokens B. The first product takes all tokens, and the second the rows of the expert and the rows
 // behind them. Columns of other experts are multiplied too, and not stored.
@@ -36,7 +37,7 @@ struct ExpertsFewParams {
   const uint8_t* topk_ids;          // [tokens, topk], of id_bytes; ids of a token lie beside each other
   int32_t* row_of;                  // [tokens, topk], -1: no expert; the first product writes it
   uint8_t* d;                       // [rows, n], FP32 if it is going to be cast, else BF16
-  uint32_t tokens, topk, ids_pitch, id_bytes, num_experts;
+  uint32_t tokens, topk, ids_pitch, id_bytes, num_experts, first_expert;  // ids of experts begin at first_expert
   uint32_t n, k, units, units_apart;  // units of an expert's weight; from an expert's first to the next one's in the maps
   uint32_t b_pitch;                   // in bytes
   uint32_t sfw_stride_e, sfw_stride_n, sfw_stride_k;  // by expert, by 128 rows or each, by k-block
@@ -73,7 +74,8 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "FewConfig.shared_bytes and
 // have older ids.
 DEVICE uint32_t expert_of(const ExpertsFewParams& p, uint32_t token, uint32_t route) {
   const uint8_t* id = p.topk_ids + (uint64_t{token} * p.ids_pitch + route - token * p.topk) * p.id_bytes;
-  const uint32_t low = ptx::ld_relaxed_gpu_b32(id), high = p.id_bytes == 8 ? ptx::ld_relaxed_gpu_b32(id + 4) : 0;
+  const uint32_t low = ptx::ld_relaxed_gpu_b32(id) - p.first_expert;
+  const uint32_t high = p.id_bytes == 8 ? ptx::ld_relaxed_gpu_b32(id + 4) : 0;
   return high == 0 && low < p.num_experts ? low : p.num_experts;
 }
 
@@ -122,19 +124,17 @@ DEVICE uint32_t find_rows(const ExpertsFewParams& p, SharedStorage& shared) {
 
 // What this CTA multiplies, and how its ring is divided.
 struct Work {
-  uint32_t first, end;  // units, of all that are hit
-  uint32_t item_units, k_blocks;
-  uint32_t a_bytes, stage_bytes, stages;
+  uint32_t item_units, items_of_expert;  // units of an item, but for the last of an expert, which may have fewer
+  uint32_t first, end;                   // items, of all experts that are hit
+  uint32_t k_blocks, a_bytes, stage_bytes, stages;
 
-  // An expert has CTAs of its own if none has more units then: a part of two experts is two items, with fewer bytes under way.
+  // Items are as small as they may be without more of them for a CTA.
   DEVICE Work(const ExpertsFewParams& p, uint32_t num_hit) : k_blocks(ceil_div(p.k, kBlockK)) {
-    const uint32_t total = num_hit * p.units, most = ceil_div(total, ptx::grid_size());  // of a CTA
-    const uint32_t ctas = num_hit == 0 ? 0 : ptx::grid_size() / num_hit;                 // of an expert
-    const bool has_own = ctas != 0 && ceil_div(p.units, ctas) <= most;
-    const uint32_t place = has_own ? ptx::block_index() / ctas : 0;
-    const Part part(has_own ? p.units : total, has_own ? ctas : ptx::grid_size(), ptx::block_index() - place * ctas);
-    first = place * p.units + part.first, end = place < num_hit ? first + part.count : first;
-    item_units = most == 0 ? 1 : ceil_div(most, ceil_div(most, kMaxUnits));
+    const uint32_t items_of_cta = ceil_div(num_hit * ceil_div(p.units, kMaxUnits), ptx::grid_size());
+    item_units = num_hit == 0 ? 1 : ceil_div(p.units, items_of_cta * ptx::grid_size() / num_hit);
+    items_of_expert = ceil_div(p.units, item_units);
+    const Part part(num_hit * items_of_expert, ptx::grid_size(), ptx::block_index());
+    first = part.first, end = part.first + part.count;
     a_bytes = ceil_div(item_units, kUnitsOfWarpgroup) * kWarpgroupBytes;
     stage_bytes = a_bytes + kBBytes;
     stages = kRingBytes / stage_bytes < kMaxStages ? kRingBytes / stage_bytes : kMaxStages;
@@ -143,18 +143,17 @@ struct Work {
 
 // Units of an expert that are multiplied at a time.
 struct Item {
-  uint32_t number, count = 0;  // of the first, among all that are hit; of units, 0 behind the last item
+  uint32_t number, count = 0;  // among the items of all experts that are hit; of units, 0 behind the CTA's last item
   uint32_t unit, in_map;       // the first: in the expert, and in the maps
   uint32_t expert, entry;      // its number, and its tokens and rows
 
   DEVICE Item(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, uint32_t number_) : number(number_) {
     if (number >= work.end) return;
-    const uint32_t place = number / p.units;
+    const uint32_t place = number / work.items_of_expert;
     expert = ptx::ld_shared_b32(&shared.hit[place]);
-    unit = number - place * p.units, in_map = expert * p.units_apart + unit;
+    unit = (number - place * work.items_of_expert) * work.item_units, in_map = expert * p.units_apart + unit;
     entry = ptx::ld_shared_b32(&shared.entry_of[expert]);
-    count = work.end - number < work.item_units ? work.end - number : work.item_units;
-    count = p.units - unit < count ? p.units - unit : count;
+    count = p.units - unit < work.item_units ? p.units - unit : work.item_units;
   }
 
   // The columns of B that are the expert's, a bit each.
@@ -171,7 +170,7 @@ struct Item {
 // Goes through the slots of a CTA: each k-block of each item.
 DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const auto& use) {
   uint32_t stage = 0, parity = 0;
-  for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + item.count)) {
+  for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + 1)) {
 #pragma unroll 1
     for (uint32_t k_block = 0; k_block < work.k_blocks; ++k_block) {
       use(item, k_block, stage, parity);
@@ -194,7 +193,7 @@ DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const
     if (unit < item.count)
       ptx::tma_load_4d(lane < fours ? &p.map_fours : &p.map_w, &shared.full[stage],
                        shared.ring + stage * work.stage_bytes + unit * kUnitBytes, k_block * kBlockK, 0, 0, item.in_map + unit);
-    if (!kIsSecond && item.number + item.count == work.end && k_block == let_at) ptx::griddepcontrol_launch_dependents();
+    if (!kIsSecond && item.number + 1 == work.end && k_block == let_at) ptx::griddepcontrol_launch_dependents();
   };
   for_slots(p, shared, work, load);
 }

@@ -20,7 +20,7 @@ from ..core.gpu import gpu_of
 from ..core.jit.tensor_map import TensorMap
 from ..core.kernel import CodePlan, Config, Kernel
 from ..core.settings import num_sms_of
-from ..core.shadow import Mapped
+from ..core.shadow import Mapped, least
 from ..core.wgmma_header import wgmma_bf16_header, wgmma_header
 from ..gemm.kinds.output import Operands
 from ..gemm.maps import element_of, operand_map
@@ -29,6 +29,8 @@ from .routing import MAX_PITCH, on_hopper, with_contiguous_rows
 
 MOST_TOKENS = 8
 """Columns of WGMMA. For more tokens six launches take as long (H200, 2026-11-29)."""
+MOST_BYTES = 750_000_000
+"""E4M3 weights that a call reads at most, if each route hits another expert. With more, six launches take less time."""
 SCALES: dict[Operands, Scales] = {(E4M3, PER_ROW, PER_BLOCK): PER_BLOCK, (E4M3, WHOLE, WHOLE): WHOLE}
 """The scales of weights that the kernel takes, by the types and scales of the operands."""
 LINE_BYTES = 128
@@ -114,13 +116,15 @@ KERNEL: Kernel[FewConfig] = Kernel(
 def serves(p: ExpertsProblem) -> bool:
     """Tell whether the kernel computes this: few tokens in BF16, whose rows begin where 16 bytes may.
 
-    Weights are BF16, or E4M3 with scales of 128x128 or of whole rows.
+    Weights are BF16, or E4M3 with scales of 128x128 or of whole rows, not too many of them.
     """
     (tokens, hidden), x = p.x.shape, p.x
+    bytes_of_expert = sum(w.shape[1] * w.shape[2] for w, sf in (p.w1, p.w2) if sf is not None)
     of_both = (p.w1, SCALES.get(p.first)), (p.w2, SCALES.get(p.second))
     return (
         0 < tokens <= MOST_TOKENS
         and p.topk_ids.shape[1] > 0
+        and least(tokens * p.topk_ids.shape[1], p.num_experts) * bytes_of_expert <= MOST_BYTES
         and p.w1_bias is p.w2_bias is None
         and x.dtype == torch.bfloat16
         and on_hopper(x)
@@ -135,8 +139,8 @@ def serves(p: ExpertsProblem) -> bool:
     )
 
 
-def run(p: ExpertsProblem) -> tuple[Tensor, Tensor]:
-    """Compute the rows of both products. Give the second product's rows, and the row of each route."""
+def run(p: ExpertsProblem, first_expert: int = 0) -> tuple[Tensor, Tensor]:
+    """Compute both products. Give the second one's rows, and the row of each route; ids count from `first_expert`."""
     topk_ids, device = with_contiguous_rows(p.topk_ids), p.x.get_device()
     tokens, topk = topk_ids.shape
     inter, hidden = p.w2[0].shape[2], p.x.shape[1]
@@ -146,9 +150,10 @@ def run(p: ExpertsProblem) -> tuple[Tensor, Tensor]:
     y = empty("a product", (tokens * topk, hidden), torch.bfloat16, p.x.device)
     num_sms = num_sms_of(gpu_of(device).num_sms)
     first, second = FewConfig(False, SCALES.get(p.first)), FewConfig(True, SCALES.get(p.second))
-    KERNEL.run(first, values_of(first, p.x, topk_ids, row_of, p.w1, h, p.gating), num_sms, device)
+    values = values_of(first, p.x, topk_ids, row_of, p.w1, h, p.gating)
+    KERNEL.run(first, {**values, "first_expert": first_expert}, num_sms, device)
     values = values_of(second, h, topk_ids, None, p.w2, y, p.gating)
-    KERNEL.run(second, values, num_sms, device, is_dependent=True)
+    KERNEL.run(second, {**values, "first_expert": first_expert}, num_sms, device, is_dependent=True)
     return y, row_of
 
 
@@ -174,6 +179,7 @@ def values_of(
         "ids_pitch": topk_ids.stride(0) if tokens > 1 else 0,
         "id_bytes": topk_ids.element_size(),
         "num_experts": num_experts,
+        "first_expert": 0,
         "n": n,
         "k": k,
         "units": rows // 16,

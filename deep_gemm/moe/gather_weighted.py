@@ -20,9 +20,9 @@ from ..core.settings import num_sms_of
 COLUMNS = 8
 """Columns of a thread: 16 bytes. Rows of y and of the output begin at multiples of 16 bytes."""
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, None)
-"""None: rows are summed up as they are."""
+"""Types of the rows' weights. None: rows are added up without weights."""
 MANY_UNITS = 4
-"""From this many units for each of its CTAs on the ring is taken: with fewer, some CTAs have half as many as others."""
+"""The ring pays from this many units for each CTA: with fewer, some CTAs have twice the units of others."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def fake_experts(
 
 
 def flops_of_rows(rows: int, x: Tensor, w1: Tensor) -> int:
-    """Count both products of rows of experts: each route is one, as only a GPU knows which have no expert."""
+    """Count both products, for every route: only a GPU knows which routes have no expert."""
     return 3 * rows * x.shape[1] * w1.shape[1]
 
 

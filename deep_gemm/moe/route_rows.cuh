@@ -1,17 +1,17 @@
-// Rows of experts: each route, one expert of one token, gets a row, the rows being stacked by expert without gaps, and by route
-// within an expert. So it is the same each time.
+// Gives each route (one expert of one token) a row. Rows are stacked by expert without gaps, and within an expert by route, so
+// the result is the same each time.
 //
 //   row of a route = where its expert's rows start + routes of that expert before this CTA's + before it in this CTA
 //
-// CTA i gives rows to kNumThreads routes. How many an expert has in all, and before the CTA's, TOTALS finds: few routes are
-// counted by each CTA, of many count_routes has made a table.
+// CTA i gives rows to kNumThreads routes. TOTALS counts an expert's routes, in all and before the CTA's: each CTA counts them if
+// they are few; count_routes has made a table if they are many.
 #pragma once
 #include "lanes.cuh"
 #include "ptx/warp.cuh"
 #include "route/params.cuh"
 
 constexpr uint32_t kWarps = kNumThreads / 32;
-constexpr uint32_t kWarpsAtOnce = 8;  // whose counters a thread loads before it waits for the first
+constexpr uint32_t kWarpsAtOnce = 8;  // a thread loads the counters of these warps before it waits for the first
 static_assert(kWarps % kWarpsAtOnce == 0);
 
 struct SharedStorage {

@@ -19,21 +19,21 @@ from ..core.kernel import Config, Kernel
 from .check import ExpertRows
 
 MAX_EXPERTS = (64, 256, 1024)
-"""The most experts of each configuration; its kernel counts as many."""
+"""The largest number of experts of each configuration; its kernel counts routes for all of them."""
 ID_BYTES = (4, 8)
 PART = 1024
-"""Routes of a part, to which one CTA gives rows. A CTA that counts all routes takes longer with each part."""
+"""Routes of a part. One CTA gives rows to the routes of a part."""
 PARTS_ALONE = 8
-"""The most parts for which each CTA counts all routes by itself: about 0.25 us a part; another launch takes 2."""
+"""Up to this many parts each CTA counts all routes itself: about 0.25 us a part; a launch of count_routes takes 2."""
 
 
 class Totals(Enum):
-    """Ways in which a CTA of route_rows counts each expert's routes. The value names the source in moe/route/."""
+    """How a CTA of route_rows counts each expert's routes. The value names the source in moe/route/."""
 
     COUNTED = "count_all"
     """It counts all of them."""
     OF_PARTS = "sum_parts"
-    """It sums up what count_routes found of each part."""
+    """It adds up the counts that count_routes found for each part."""
 
 
 @dataclass(frozen=True)

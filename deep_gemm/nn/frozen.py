@@ -90,7 +90,7 @@ class Frozen(Holder):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
         """Load weights: cast ones with their scales as they come, while others are cast here."""
         *_, errors = more
-        multiply_scales(self, state_dict, prefix, metadata, *more)  # of weights that are held in BF16
+        multiply_scales(self, state_dict, prefix, metadata, *more)  # for weights that are held in BF16
         for name in self.WEIGHTS:
             key, before = prefix + name, self.held(name)
             if key in state_dict and before[1] is not None:

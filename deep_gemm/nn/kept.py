@@ -61,7 +61,7 @@ def keep_casts() -> Iterator[None]:
 
 
 Weight = Tensor | Operand
-"""A weight, or the casts that are kept of it."""
+"""A weight, or its kept casts."""
 
 
 def for_forward(w: Weight, gran_k: int = SCALE_BLOCK) -> Weight:
@@ -77,7 +77,7 @@ def for_backward(w: Weight, gran_k: int = SCALE_BLOCK) -> Weight:
 
 
 def cast_weight(w: Weight, gran_k: int = SCALE_BLOCK) -> Operand:
-    """Cast a weight for forward, unless it is: by blocks, or by whole rows where `gran_k` is 0."""
+    """Cast a weight for forward if it is not cast yet: by blocks, or by whole rows if `gran_k` is 0."""
     if isinstance(w, tuple):
         return w
     return per_block_cast_to_fp8(w) if gran_k else per_token_cast_to_fp8(w, gran_k=0)

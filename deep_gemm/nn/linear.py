@@ -173,7 +173,7 @@ def with_columns(
     """Compute the layer of `[..., k]`, and the cast of x along tokens that the weight's gradient takes."""
     bias = None if bias is None else bias.to(output_type(x.dtype))
     call = (x, for_forward(weight, gran_k), bias), (columns_too, gran_k, bias is None)
-    # By rows torch takes part, which no record holds: each launch has its own.
+    # With scales of rows torch computes a part, which no record can hold, so each launch has a record of its own.
     d, columns = run(FORWARD, *call) if gran_k else _forward(*call[0], *call[1])
     return d.to(x.dtype), columns
 

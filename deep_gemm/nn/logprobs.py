@@ -52,11 +52,11 @@ def selected_logprobs(
 ) -> Tensor:
     """Compute log_softmax(hidden @ weight.T / temperature) of one token for each row, in FP32.
 
-    - `hidden`: `[..., k]`, BF16, FP16 or FP32, rounded to BF16 beside a weight that is a tensor.
+    - `hidden`: `[..., k]`, BF16, FP16 or FP32; rounded to BF16 if `weight` is a tensor.
     - `weight`: the head `[n, k]`, rounded to BF16 if it has another type; or FP8 values and scales as `linear` takes
-      them, beside which `hidden` is cast as `linear` casts it. n is a multiple of 8, and so is k (FP8: of 16).
-    - `ids`: int32 or int64 `[...]`, a token of the vocabulary for each row. A negative one is padding: its result is 0,
-      without a gradient. One behind the vocabulary gives NaN.
+      them, and then `hidden` is cast as `linear` casts it. n is a multiple of 8, and so is k (FP8: of 16).
+    - `ids`: int32 or int64 `[...]`, a token of the vocabulary for each row. A negative id is padding: its result is 0,
+      without a gradient. An id past the vocabulary gives NaN.
     - `group`: ranks that share the vocabulary: each has the next rows of the weight, a multiple of 128 but on the last
       rank, and the same `hidden` and `ids`. The host waits for the numbers of rows of all ranks.
 
@@ -219,7 +219,7 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
 
 
 def laid_out(x: Tensor) -> Tensor:
-    """Give a matrix in BF16 as products take it: a copy if its strides are not among those that products take."""
+    """Give a matrix in BF16 with strides that products take; copy it if it has others."""
     x = x.to(torch.bfloat16)
     (rows, columns), (down, along) = x.shape, x.stride()
     is_by_rows = along == 1 and down % MULTIPLE == 0 and down >= columns

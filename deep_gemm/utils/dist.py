@@ -38,8 +38,8 @@ def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, dist.Pro
 
 
 def uneven_all_gather(tensor: Tensor, dim: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Join the tensors of all processes along `dim`, in which alone their sizes may differ."""
-    # Gathered whole, all of one size: the longest.
+    """Join the tensors of all processes along `dim`. Their sizes may differ along `dim` only."""
+    # all_gather needs equal sizes, so every process sends its tensor padded to the longest.
     sizes: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(sizes, tensor.shape[dim], group=group)
     first = tensor.movedim(dim, 0)

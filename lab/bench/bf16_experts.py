@@ -21,8 +21,9 @@ from .linear import relative_error
 METHOD = (
     f"bf16_experts: {layers.METHOD}; routes as of experts, normal weights; deep_gemm: deep_gemm.experts with BF16 "
     "weights; bf16: the fastest of chains of torch's grouped_mm, as of experts; vllm: fused_experts of vLLM, Triton "
-    "kernels, by its table of configurations; bulk_read: a kernel that brings the weights of the experts that are hit, "
-    "and x and the result, from DRAM into shared memory; error: relative, beside a chain of torch's"
+    "kernels, by its table of configurations; config: whether it has one tuned on this GPU for these sizes; bulk_read: "
+    "a kernel that brings the weights of the experts that are hit, and x and the result, from DRAM into shared memory; "
+    "error: relative, beside a chain of torch's"
 )
 CONTENDERS = (OURS, BF16, VLLM, READ)
 SIZES = (
@@ -59,6 +60,7 @@ class Bf16Experts(few_experts.FewExperts):
     """Tokens and routes, and the ways to compute the mixture."""
 
     kind: ClassVar[str] = "bf16_experts"
+    table_key: ClassVar[tuple[Any, ...]] = (None,)
 
     def contenders(self) -> Iterator[Layer]:
         """All ways."""

@@ -162,7 +162,7 @@ class Experts:
         return call
 
     def check(self, call: Callable[[], object]) -> tuple[float, str | None]:
-        """Let a call write to `out`, and judge that."""
+        """Run a call that writes to `out`, and judge the result."""
         self.out.fill_(torch.nan)
         call()
         return self.judge(self.out)

@@ -23,9 +23,9 @@ from .table import name_of
 METHOD = (
     f"few_experts: {layers.METHOD}; weights and routes as of experts; deep_gemm: deep_gemm.experts, whose result is "
     "that of the public parts bit for bit; vllm: fused_experts of vLLM, Triton kernels, the same FP8 weights with "
-    "scales of 128x128, its casts of activations and its table of configurations; its error is beside our result; "
-    "bulk_read: a kernel that brings the weights of the experts that are hit, and x and the result, from DRAM into "
-    "shared memory"
+    "scales of 128x128, its casts of activations and its table of configurations; config: whether it has a table tuned "
+    "on this GPU for these sizes; its error is beside our result; bulk_read: a kernel that brings the weights of the "
+    "experts that are hit, and x and the result, from DRAM into shared memory"
 )
 CONTENDERS = (OURS, VLLM, READ)
 SIZES = (
@@ -43,6 +43,8 @@ SIZES = (
 )
 QUICK_SIZES = ((256, 8, 7168, 256), (512, 10, 2048, 256), (128, 8, 4096, 192))
 MOST_OF_NAME = 24
+FUSED_MOE = "vllm.model_executor.layers.fused_moe"
+TUNED, UNTUNED = "tuned table", "no tuned table"
 TOKENS, QUICK_TOKENS = (1, 4, 16, 64, 256, 1024), (1, 16, 64, 256)
 
 
@@ -56,6 +58,8 @@ class FewExperts(experts.Experts):
     """Tokens and routes, and the ways to compute the mixture."""
 
     kind: ClassVar[str] = "few_experts"
+    table_key: ClassVar[tuple[Any, ...]] = ("fp8_w8a8", 128, 128)
+    """What vLLM finds its table by, besides the number of experts and their width."""
 
     def contenders(self) -> Iterator[Layer]:
         """All ways."""
@@ -73,7 +77,12 @@ class FewExperts(experts.Experts):
             lambda: theirs.append(self._by_vllm()),
             parts=lambda names: names,
             error=lambda: relative_error(theirs[-1], self.out),
+            table=self._table_of_vllm,
         )
+
+    def _table_of_vllm(self) -> str:
+        find = importlib.import_module(f"{FUSED_MOE}.fused_moe").get_moe_configs
+        return TUNED if find(self.work.shape[0], self.work.shape[-1], *self.table_key) else UNTUNED
 
     def given_to_vllm(self, config: Any) -> tuple[Tensor, Tensor, Any]:
         """Give the weights as vLLM takes them, and the settings that its `config` makes of their scales."""
@@ -83,24 +92,23 @@ class FewExperts(experts.Experts):
     def _by_vllm(self) -> Any:
         if importlib.util.find_spec("vllm") is None:
             raise NotImplementedError("vllm is not installed: pip install vllm==0.26.0")
-        module = "vllm.model_executor.layers.fused_moe"
-        w1, w2, how = self.given_to_vllm(importlib.import_module(f"{module}.config"))
-        call = importlib.import_module(f"{module}.fused_moe").fused_experts
+        w1, w2, how = self.given_to_vllm(importlib.import_module(f"{FUSED_MOE}.config"))
+        call = importlib.import_module(f"{FUSED_MOE}.fused_moe").fused_experts
         return call(self.x, w1, w2, self.topk_weights, self.topk_ids, quant_config=how)
 
 
 def time_lines(rows: Iterable[Row]) -> Iterator[str]:
     """Yield a line for each row with parts: times of its kernels, then our products' names or vLLM's error.
 
-    >>> row = Row("few_experts", (4, 2, 6, 256, 128), VLLM, "cold", error=0.01, parts={"fused": 6.0, "sum": 3.0})
-    >>> list(time_lines([row]))
-    ['4x2x6x256x128 vllm: fused 6.0, sum 3.0; error 0.01']
+    >>> of_vllm = {"error": 0.01, "config": TUNED, "parts": {"fused": 6.0, "sum": 3.0}}
+    >>> list(time_lines([Row("few_experts", (4, 2, 6, 256, 128), VLLM, "cold", **of_vllm)]))
+    ['4x2x6x256x128 vllm: fused 6.0, sum 3.0; error 0.01, tuned table']
     """
     for row in rows:
         if row.parts:
             parts = ", ".join(f"{name[:MOST_OF_NAME]} {us:.1f}" for name, us in row.parts.items())
             products = "; ".join(name[:MAX_NAME] for name in row.kernels if row.contender == OURS and "gemm" in name)
-            tail = f"; {products}" if products else f"; error {row.error or 0:.2g}"
+            tail = f"; {products}" if products else f"; error {row.error or 0:.2g}, {row.config or 'table unknown'}"
             yield f"{name_of(row.shape)} {row.contender}: {parts}{tail}"
 
 

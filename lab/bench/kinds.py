@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from . import yardsticks
+from deep_gemm.gemm.kinds.output import Output
+
+from . import tune, yardsticks
 from .bench import Asked, Bench, Steps, planned
 from .cases import Shape, floor_of
 from .contenders import OURS
-from .products import measure_each, raise_if_lost, reason
+from .products import chosen, measure_each, raise_if_lost, reason
 from .report import MAX_NAME, Add, Announce, Report, Row
 from .timing import L2Flush, cold
 
@@ -60,12 +62,14 @@ class Kinds:
     by_name: Mapping[str, Kind]
     repeats: int = 20
     seconds: float | None = None
-    """Fewer repeats if calls take so long together."""
+    """Time limit for a shape: slow calls are repeated less often."""
     cool_seconds: float = 0.0
-    """Pause ahead of a shape: a GPU that a long one has warmed runs the next at a lower clock."""
+    """Pause before each shape: a GPU that a long shape has warmed runs the next one at a lower clock."""
     with_yardsticks: bool = True
+    outputs: Sequence[Output] = ()
+    """Outputs of our dense products, whose kernels are compiled ahead, on all processors."""
     takes_new: bool = True
-    """A shape that no kind lists belongs to the first kind whose shapes have as many numbers."""
+    """A shape that no kind lists goes to the first kind whose shapes have equally many numbers."""
     completed: Callable[[Shape], Shape] = lambda shape: shape
     """Completes a requested shape."""
 
@@ -109,6 +113,8 @@ class Kinds:
         self, steps: Sequence[tuple[str, Shape]], *, only: Sequence[str] = (), add: Add, announce: Announce
     ) -> None:
         """Time the yardsticks, and these kinds at these shapes."""
+        configs = dict.fromkeys(chosen(shape, output) for _, shape in steps for output in self.outputs)
+        tune.compile_all([config for config in configs if config is not None], lambda _: None)
         flush = L2Flush()
         if self.with_yardsticks:
             add(yardsticks.measure(flush))

@@ -56,6 +56,8 @@ class Layer:
     """Steps that `call` runs one after the other, where kernels' names do not tell the parts."""
     error: Callable[[], float] | None = None
     """A rival's error, after its last call."""
+    table: Callable[[], str] | None = None
+    """Names the table that a rival took its configuration from, after its last call."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -
             us_min=spread.us_min,
             us_max=spread.us_max,
             error=error if layer.name == OURS else layer.error and layer.error(),
-            config=layer.chain,
+            config=layer.table() if layer.table else layer.chain,
             kernels=tuple(name[:MAX_NAME] for name in names_of(calls[0])),
             parts=part_times(calls, counted.get(key, layer.parts)),
             **asdict(states[-1]),

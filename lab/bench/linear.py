@@ -144,7 +144,7 @@ def _with_copy(line: table.Line) -> float | None:
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate ours, and means of its ratios by m."""
+    """Tabulate our times, and for each m the mean ratios to the product alone, with a copy, and to BF16."""
     lines = table.lines_of(report)
     ratios = (
         ((str(line.row.shape[0]),), tuple(map(line.over, (line.us(ALONE), _with_copy(line), line.us(BF16)))))

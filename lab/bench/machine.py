@@ -84,7 +84,7 @@ def _versions() -> dict[str, str | None]:
         "cuda": torch.version.cuda,
         "nvrtc": nvrtc,
         "cublas": _installed("nvidia-cublas") or _installed("nvidia-cublas-cu12"),
-        "cuda-bindings": _installed("cuda-bindings"),
+        **{name: _installed(name) for name in ("cuda-bindings", "triton", "vllm")},
     }
 
 

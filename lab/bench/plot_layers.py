@@ -31,7 +31,7 @@ WIDTH = 0.38
 
 @dataclass(frozen=True)
 class Pair:
-    """A layer of one shape before and after. Only one of them may be known."""
+    """A layer of one shape, before and after; one of the two may be missing."""
 
     rows: tuple[Row | None, ...]
 

@@ -180,13 +180,18 @@ def checked(contender: Contender, max_error: float) -> tuple[float | None, str |
 
 def config_of(case: Case, contender: str) -> GemmConfig | DecodeConfig | None:
     """The configuration chosen for a contender's dense product on this GPU; None if unknown."""
-    words = torch.cuda.get_device_name().split() if torch.cuda.is_available() else []
-    gpu = next((gpu for gpu in GPUS if gpu.name in words), None)
     outputs = fine.OUTPUTS if case.kind == FINE_DENSE else {OURS: DENSE_OUTPUTS.get(case.kind)}
     output = outputs.get(contender)
-    if gpu is None or output is None:
+    return None if output is None else chosen(case.shape, output)
+
+
+def chosen(shape: Shape, output: Output) -> GemmConfig | DecodeConfig | None:
+    """The configuration chosen for a dense product `m, n, k` on this GPU; None if the GPU is unknown."""
+    words = torch.cuda.get_device_name().split() if torch.cuda.is_available() else []
+    gpu = next((gpu for gpu in GPUS if gpu.name in words), None)
+    if gpu is None:
         return None
-    m, n, k = case.shape
+    m, n, k = shape
     gpu = replace(gpu, num_sms=get_num_sms())
     return select(Sizes(m, n, k), output, gpu, split_k=not get_batch_invariant())
 

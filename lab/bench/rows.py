@@ -14,7 +14,9 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.recipes import WHOLE
 from deep_gemm.gemm.api.dense import fp8_gemm_nt
+from deep_gemm.gemm.kinds.output import Output
 
 from . import table
 from .cases import Shape
@@ -109,5 +111,6 @@ KINDS = Kinds(
     repeats=15,
     seconds=0.05,
     cool_seconds=0.1,
+    outputs=(Output(sfa=WHOLE, sfb=WHOLE), Output()),
 )
 BENCH = KINDS.bench("rows", METHOD, "4096,28672,4096", (OURS, FAST, EXACT, CUTLASS, BLOCKS), tables)

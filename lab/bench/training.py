@@ -50,7 +50,7 @@ METHOD = (
 )
 EXPERTS, LINEAR, REGRESSION = "train_experts", "train_linear", "train_regression"
 KEPT = "deep_gemm, casts kept"
-"""One of several batches between two steps of an optimizer, but not the first: the weights are cast already."""
+"""A batch after the first between two steps of an optimizer: the weights are cast already."""
 ROWS, AO, AO_COMPILED = "deep_gemm by rows", "torchao rowwise", "torchao rowwise compiled"
 CONTENDERS = (OURS, KEPT, ROWS, AO, AO_COMPILED, BF16)
 STEP, FORWARD = "step", "forward"

@@ -34,8 +34,8 @@ class Bf16RowsTrial(RowsTrial):
 
     @classmethod
     def takes(cls, config: Any) -> bool:
-        """Take grouped rows."""
-        return bool(config.work.groups_rows)
+        """Take grouped rows that do not go to addresses."""
+        return config.work.groups_rows and not config.epilogue.has_row_addresses
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ def run(
     w: Rows,
     d: Tensor,
     gating: Gating = GATINGS[0],
+    first_expert: int = 0,
     **how: Unpack[How],
 ) -> Tensor:
     """Compute rows on simulated SMs, into `d`, and give the rows of routes, which the first product alone writes.
@@ -43,14 +45,13 @@ def run(
     given = {"b": b, "topk_ids": topk_ids, "w": w[0], "sfw": w[1]}
     ready = ("topk_ids", "w", "sfw") if config.is_second else ()
     stage = Stage(config, given, written, dict.fromkeys(("b", "w", "d"), 16), ready=ready, **how)
-    stage.run(
-        KERNEL,
-        kernel,
-        lambda at: values_of(
-            config, at["b"], at["topk_ids"], at.get("row_of"), (at["w"], at.get("sfw")), at["d"], gating
-        ),
-        stage.num_sms,
-    )
+
+    def values(at: Any) -> dict[str, Any]:
+        w = at["w"], at.get("sfw")
+        values = values_of(config, at["b"], at["topk_ids"], at.get("row_of"), w, at["d"], gating)
+        return {**values, "first_expert": first_expert}
+
+    stage.run(KERNEL, kernel, values, stage.num_sms)
     return row_of
 
 
@@ -88,7 +89,7 @@ def numbers_of(config: FewConfig, w: Rows) -> Tensor:
 
 @dataclass(frozen=True)
 class FewTrial(Trial):
-    """One product of random routes; `n` columns of its rows."""
+    """One product with random routes; `n` is the number of a row's columns."""
 
     kernel = KERNEL
     config: FewConfig
@@ -101,6 +102,8 @@ class FewTrial(Trial):
     schedule: str | None = None
     gating: Gating = GATINGS[0]
     ids: torch.dtype = torch.int64
+    first_expert: int = 0
+    """The id of the first expert."""
 
     @classmethod
     def drawn(cls, config: FewConfig, seed: int) -> FewTrial:
@@ -116,6 +119,7 @@ class FewTrial(Trial):
             seed,
             gating=draw.choice(GATINGS),
             ids=draw.choice((torch.int32, torch.int64)),
+            first_expert=draw.choice((0, 37)),
             num_sms=draw.randint(1, 5),
         )
 
@@ -138,9 +142,10 @@ class FewTrial(Trial):
         for row, (expert, token) in enumerate(pairs):
             product = (numbers[expert] @ b[row if is_second else token].double()).bfloat16()
             right[row] = product if is_second else activated(product[None], self.gating)[0].to(d.dtype)
+        ids = ids.where(ids == -1, ids + self.first_expert)
         wide_ids = torch.cat([ids, ids + 1], 1)[:, : self.topk]
         b = b if is_second else wider(b, 8, torch.nan)
-        found = run(kernel, self.config, b, wide_ids, w, d, self.gating, **self.how)
+        found = run(kernel, self.config, b, wide_ids, w, d, self.gating, self.first_expert, **self.how)
         if is_second:
             same("rows", d.view(torch.int16), right.view(torch.int16))
         else:

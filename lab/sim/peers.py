@@ -83,8 +83,9 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
                 add(f"{name} {i} {rank}", getattr(call.rows, name).contiguous())
             to = gathered_of(sizes)
             add(f"values {i} {rank}", to.values, written=True, alignment=16)
-            add(f"sfa {i} {rank}", to.sfa.t(), written=True, alignment=16)
-            for name in ("weights", "addresses"):
+            if to.sfa is not None:
+                add(f"sfa {i} {rank}", to.sfa.t(), written=True, alignment=16)
+            for name in ("weights", "addresses", "zeros"):
                 add(f"{name} {i} {rank}", getattr(to, name), written=True, alignment=8)
             add(
                 f"out {i} {rank}",
@@ -127,13 +128,14 @@ def launches_of(
             params = KEEP.pack({"room": addresses[rank], "kept": kept, "words": room.results // 4})
             launches.append(KernelLaunch(own_kernel("keep_room"), [params], 64, 0, 1))
             memory = simulation.tensor(f"room {rank}", torch.empty(room.num_bytes, dtype=torch.uint8))
-            values, sfa, weights, to_peers = gathered_of(sizes)
-            assert weights is not None
-            assert to_peers is not None
-            placed = at("values", values), at("sfa", sfa.t()).t(), at("weights", weights), at("addresses", to_peers)
+            values, sfa, *more = gathered_of(sizes)
+            rest = zip(Gathered._fields[2:], more, strict=True)
+            of_rows = (at(name, each) for name, each in rest if each is not None)
+            of_scales = None if sfa is None else at("sfa", sfa.t()).t()
+            placed = Gathered(at("values", values), of_scales, *of_rows)
             of_experts = call.rows._replace(**{name: at(name, getattr(call.rows, name)) for name in ROWS})
             grid = gather_rows.grid(gather, len(of_experts.row_of), *values.shape)
-            add(gather_rows.KERNEL, gather, gather_rows.values_of(node, of_experts, Gathered(*placed)), grid)
+            add(gather_rows.KERNEL, gather, gather_rows.values_of(node, of_experts, placed), grid)
             places = {name: simulation.address(f"{name} {i} {rank}") for name in ("y", "addresses", "token_of")}
             stored = STORE.pack({**places, "rows": len(call.y), "n": sizes.hidden})
             launches.append(KernelLaunch(own_kernel("store_results"), [stored], 64, 0, 1))
@@ -149,19 +151,19 @@ def launches_of(
 
 def gathered_of(sizes: Sizes) -> Gathered:
     """Make the outputs of gather_rows, as they are before. Scales lie as `sfa.t()`, contiguous."""
-    rows, hidden = sizes.room.slots * sizes.topk, sizes.hidden
+    rows, hidden, is_fp8 = sizes.room.slots * sizes.topk, sizes.hidden, sizes.value_bytes == 1
     sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan, dtype=torch.float32)
-    values = torch.full((rows, hidden), POISON, dtype=torch.uint8)
-    return Gathered(
-        values, sfa.t(), torch.full((rows,), torch.nan, dtype=torch.float32), torch.full((rows,), -1, dtype=torch.int64)
-    )
+    values = torch.full((rows, hidden), POISON, dtype=torch.uint8 if is_fp8 else torch.int16)
+    weights, addresses = torch.full((rows,), torch.nan, dtype=torch.float32), torch.full((rows,), -1, dtype=torch.int64)
+    scales = sfa.t() if is_fp8 else None
+    return Gathered(values, scales, weights, addresses, torch.full((300,), -1, dtype=torch.int32))
 
 
 def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which: str) -> None:
     """Compare what gather_rows wrote; rows without a token stay as they were."""
     room, before = sizes.room, gathered_of(sizes)
-    values, sfa = found[f"values {which}"], found[f"sfa {which}"].t()
-    weights = found[f"weights {which}"]
+    values, weights = found[f"values {which}"], found[f"weights {which}"]
+    sfa = None if before.sfa is None else found[f"sfa {which}"].t()
     for row, place in enumerate(call.places):
         got = _bytes_of(row, values, sfa, weights)
         if place is None:
@@ -170,14 +172,15 @@ def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which:
         else:
             right = call.gathered[row, : room.weights + 4]
         same(f"row {row} gathered {which}", got, right)
+    same(f"zeros {which}", found[f"zeros {which}"], torch.zeros(300, dtype=torch.int32))
     at = found[f"addresses {which}"]
     unused = [row for row, place in enumerate(call.places) if place is None]
     if not bool((at[unused] == -1).all()):
         raise ValueError(f"addresses {which}: expected no address for a row without a token")
 
 
-def _bytes_of(row: int, *parts: Tensor) -> Tensor:
-    whole = [each[row].reshape(-1).clone(memory_format=torch.contiguous_format) for each in parts]
+def _bytes_of(row: int, *parts: Tensor | None) -> Tensor:
+    whole = [x[row].reshape(-1).clone(memory_format=torch.contiguous_format) for x in parts if x is not None]
     return torch.cat([each.view(torch.uint8) for each in whole])
 
 
@@ -218,12 +221,13 @@ class PeerTrial(Trial):
     @property
     def post(self) -> PostConfig:
         """The configuration of post_rows."""
-        return PostConfig(self.sizes.dtype, self.sizes.ids.itemsize, self.num_threads)
+        has_scales = self.sizes.value_bytes == 1
+        return PostConfig(self.sizes.dtype, self.sizes.ids.itemsize, self.num_threads, has_scales=has_scales)
 
     @property
     def gather(self) -> GatherRowsConfig:
         """The configuration of gather_rows."""
-        return GatherRowsConfig(self.num_threads)
+        return GatherRowsConfig(self.num_threads, value_bytes=self.sizes.value_bytes)
 
     @property
     def configs(self) -> dict[Kernel[Any], Config]:
@@ -242,9 +246,11 @@ class PeerTrial(Trial):
         ranks, most, calls = draw.randint(1, 3), draw.randint(1, 5), draw.randint(1, 2)
         tokens = tuple(tuple(draw.randint(0, most) for _ in range(ranks)) for _ in range(calls))
         post = config if isinstance(config, PostConfig) else PostConfig(torch.bfloat16, draw.choice((4, 8)))
+        value_bytes = getattr(config, "value_bytes", 1 if post.has_scales else 2)
         hidden = 128 * draw.randint(1, 5) if post.dtype == torch.float8_e4m3fn else 16 * draw.randint(1, 40)
         ids = torch.int64 if post.id_bytes == 8 else torch.int32
-        sizes = Sizes(tokens, most, hidden, draw.randint(1, 6), dtype=post.dtype, ids=ids)
+        of: dict[str, Any] = {"dtype": post.dtype, "ids": ids, "value_bytes": value_bytes}
+        sizes = Sizes(tokens, most, hidden, draw.randint(1, 6), **of)
         return cls(sizes, seed, num_threads=64 if isinstance(config, MeetConfig) else config.num_threads)
 
     def headers(self) -> dict[str, str]:
@@ -270,9 +276,9 @@ class PeerTrial(Trial):
         return 0.0
 
     def simulated(
-        self, kernels: Mapping[str, HostKernel], limit: int, comes: int | None = None
+        self, kernels: Mapping[str, HostKernel], limit: int, of_last: int | None = None
     ) -> tuple[dict[str, Tensor], list[list[Call]]]:
-        """Run the calls of the ranks, or of the first `comes` ranks; return the memory afterwards, and the calls."""
+        """Run the calls, of the last rank `of_last` launches; return the memory afterwards, and the calls."""
         by_rank = calls_of(self.sizes, self.seed)
         simulation = Simulation(
             buffers_of(self.sizes, by_rank),
@@ -281,7 +287,8 @@ class PeerTrial(Trial):
             schedule=self.schedule,
             max_steps=4 * LIMIT,
         )
-        run_ranks(simulation, launches_of(self, kernels, by_rank, simulation, limit)[:comes])
+        *others, last = launches_of(self, kernels, by_rank, simulation, limit)
+        run_ranks(simulation, [*others, last[:of_last]])
         return simulation.result().buffers, by_rank
 
 
@@ -301,21 +308,25 @@ class MeetTrial(PeerTrial):
 
 @dataclass(frozen=True)
 class AbsentTrial(PeerTrial):
-    """The last rank never comes: the others report it, and write no flag from then on."""
+    """The last rank never comes, or dies before the second meeting: the others report it, and write no flag then."""
+
+    launches: int = 0
+    """Launches of the last rank: with 1 it posts its rows."""
 
     def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
         """Compare the ranks' reports, and see that nothing is written after them."""
         last = self.sizes.ranks - 1
-        found, _ = self.simulated(kernels, LIMIT // 2, comes=last)
+        found, _ = self.simulated(kernels, LIMIT // 2, of_last=self.launches)
         room = self.sizes.room
         for rank in range(last):
             for what, got in (("report", found[f"report {rank}"][0]), ("error", found[f"state {rank}"][ERROR_WORD])):
                 if int(got) != last + 1:
                     raise ValueError(f"{what} of rank {rank}: expected {last + 1}, got {int(got)}")
+            same("zeros", found[f"zeros 0 {rank}"], torch.zeros(300, dtype=torch.int32))
         for rank in range(self.sizes.ranks):  # no rank stores results where others may still read
-            if not bool((found[f"room {rank}"][room.results : room.flags] == POISON).all()):
+            if self.launches == 0 and not bool((found[f"room {rank}"][room.results : room.flags] == POISON).all()):
                 raise ValueError(f"results on rank {rank}: expected none")
         flags = found[f"room {last}"][room.flags :].view(torch.int32).view(2, -1)[:, :last]
-        if flags.tolist() != [[1] * last, [0] * last]:
-            raise ValueError(f"flags on the absent rank: expected epoch 1 of one meeting, got {flags.tolist()}")
+        if flags.tolist() != [[1] * last, [self.launches] * last]:
+            raise ValueError(f"flags on the absent rank: expected epoch 1 of meetings before, got {flags.tolist()}")
         return 0.0

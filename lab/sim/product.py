@@ -124,8 +124,8 @@ def stage_of(
 ) -> Stage:
     """Lay out a problem's operands, aligned to 16 bytes unless said otherwise; D, and `more`, are writable.
 
-    `is_dependent`: the kernel ahead may still write all of them but the `ready` ones. `read`: further tensors, or
-    replacements of the problem's.
+    `is_dependent`: the kernel before may still write them, except the `ready` ones. `read`: more inputs by name, which
+    replace the problem's.
     """
     in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
     names = ("a", "b", "sfa", "sfb", "c", "bias")
@@ -165,9 +165,9 @@ def run(
     layout: Tensor | None = None,
     **how: Unpack[How],
 ) -> Outcome:
-    """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel.
+    """Compute a product on simulated SMs and with the reference. The kernel gets `layout` instead of the problem's.
 
-    `is_dependent`: the kernel ahead may still run. `weight_is_ready`: it writes neither B nor a layout.
+    `is_dependent`: the kernel before may still run. `weight_is_ready`: that kernel writes neither B nor a layout.
     """
     if (reason := launch.why_unfit(config, problem)) is not None:
         raise ValueError(f"config: {config.name} {reason}")
@@ -301,13 +301,13 @@ def compile_config(config: Any, edits: Mapping[str, str] | None = None) -> HostK
 
 
 SOME = 0.02
-"""The share of scales in words that are of any size, or no numbers."""
+"""The share of scales in words that `any_scales` replaces by extreme ones or NaN."""
 
 
 def random_words(exponents: Tensor, generator: torch.Generator, any_scales: bool) -> Tensor:
-    """Give words of these exponents, MN-major or not. Behind a row's last one is NaN, which no result may depend on.
+    """Give words of these exponents, MN-major or not. NaN follows a row's last one; no result may depend on it.
 
-    `any_scales`: some are of any size, or no numbers.
+    `any_scales`: some are extreme, or NaN.
     """
     if any_scales:
         others = torch.tensor([0, 1, 60, 180, 255], dtype=torch.uint8)

@@ -31,6 +31,8 @@ class Sizes:
     experts_here: int = 2
     dtype: torch.dtype = torch.bfloat16
     ids: torch.dtype = torch.int64
+    value_bytes: int = 1
+    """Bytes of a value in a row: 2 of BF16 tokens that are not cast."""
 
     @property
     def ranks(self) -> int:
@@ -45,7 +47,7 @@ class Sizes:
     @property
     def room(self) -> Room:
         """A rank's room."""
-        return Room(self.ranks, self.max_tokens, self.hidden, self.topk)
+        return Room(self.ranks, self.max_tokens, self.hidden, self.topk, 128 if self.value_bytes == 1 else None)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Call:
     rows: ExpertRows
     """The rows of the experts here."""
     gathered: Tensor
-    """The FP8 values of these rows, scales, and the weights of their routes, as bytes beside each other."""
+    """The values of these rows, scales of FP8, and the weights of their routes, as bytes beside each other."""
     places: list[tuple[int, int] | None]
     """The rank that each row's result goes to, and its place there."""
     out: Tensor
@@ -82,13 +84,13 @@ def tokens_of(count: int, sizes: Sizes, g: torch.Generator) -> tuple[Tensor, Ten
     return wider(values, 32, torch.nan), wider(scales, 1, torch.nan)
 
 
-def row_bytes_of(x: Tensor, sf: Tensor | None, weights: Tensor, num_bytes: int) -> Tensor:
+def row_bytes_of(x: Tensor, sf: Tensor | None, weights: Tensor, room: Room) -> Tensor:
     """Make rows as they lie in a room."""
-    values, scales = per_token_cast_to_fp8(x) if sf is None else (x, sf)
+    parts = [x] if room.gran_k is None else [*(per_token_cast_to_fp8(x) if sf is None else (x, sf))]
     # A copy, because the scale of one token may have a stride of 0, and be contiguous.
-    parts = [each.clone(memory_format=torch.contiguous_format) for each in (values, scales, weights)]
+    parts = [each.clone(memory_format=torch.contiguous_format) for each in (*parts, weights)]
     rows = torch.cat([each.view(torch.uint8) for each in parts], dim=1)
-    return torch.nn.functional.pad(rows, (0, num_bytes - rows.shape[1]))
+    return torch.nn.functional.pad(rows, (0, room.row_bytes - rows.shape[1]))
 
 
 def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
@@ -114,7 +116,7 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
         for source, ((x, sf), ids, p) in enumerate(zip(tokens, of_all, ps, strict=True)):
             slots[source, : len(ids)] = ids
             p_slots[source, : len(ids)] = p
-            for token, row in enumerate(row_bytes_of(x, sf, p, room.row_bytes)):
+            for token, row in enumerate(row_bytes_of(x, sf, p, room)):
                 rows[source * room.max_tokens + token] = row
         results = torch.full(
             (ranks, room.max_tokens * sizes.topk, sizes.hidden), torch.nan, dtype=torch.float32
@@ -134,7 +136,7 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
                 gathered[row, room.weights : room.weights + 4] = came[room.weights + 4 * route :][:4]
                 places[row] = source, token * sizes.topk + route
                 results[source, token * sizes.topk + route] = y[row]
-            posted = row_bytes_of(*tokens[rank], ps[rank], room.row_bytes)[:, : room.weights + 4 * sizes.topk]
+            posted = row_bytes_of(*tokens[rank], ps[rank], room)[:, : room.weights + 4 * sizes.topk]
             routes = torch.arange(of_all[rank].numel(), dtype=torch.int32).view(of_all[rank].shape)
             returns_to = torch.where(of_all[rank] >= 0, routes, -1)
             asked = *tokens[rank], given[rank].to(sizes.ids), ps[rank], returns_to, posted

@@ -26,7 +26,7 @@ from .trial import Trial
 
 POISON = 0xA5
 CANARY = 42.0
-"""Values and scales before: a row that must not be written still has them afterwards."""
+"""Contents of values and scales before a launch: a row that must not be written keeps them."""
 INPUTS, OUTPUTS = ("a", "sfa", "b", "sfb", "c", "row_weights"), ("d", "scales")
 
 

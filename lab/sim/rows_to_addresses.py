@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm import launch
 from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
-from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kernel import BF16_GEMM, FP8_GEMM, kernel_of
 from deep_gemm.gemm.kinds.epilogues import TO_ADDRESSES
 from deep_gemm.gemm.problem import Problem
 
+from . import bf16_rows
 from .launcher import How, Stage, is_on_gpu
 from .library import HostKernel
 from .product import Outcome, ids_of, outcome, right_and_allowed
@@ -31,14 +34,15 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: Problem, **how: 
     place = torch.randperm(rows, generator=generator)
     on_peer, nowhere = (torch.rand(rows, generator=generator, dtype=torch.float32) < part for part in (0.5, 0.125))
     results = torch.full((rows, n + 8), CANARY, dtype=torch.bfloat16)
-    read = {"a": p.a, "b": p.b, "sfa": p.sfa, "sfb": p.sfb, "c": p.c, "d": torch.zeros(rows, dtype=torch.int64)}
+    scales = {} if p.sfa is None else {"sfa": p.sfa, "sfb": p.sfb}
+    read = {"a": p.a, "b": p.b, **scales, "c": p.c, "d": torch.zeros(rows, dtype=torch.int64)}
     written, aligned = {"here": results, "there": results}, dict.fromkeys(("a", "b", "sfa", "c", "here", "there"), 16)
     stage = Stage(config, read, written, aligned, ready=(*read, *written), ranks={"there": 1}, **how)
     rooms = [torch.tensor(stage.at[name].data_ptr(), dtype=torch.int64) for name in written]
     addresses = torch.where(on_peer, rooms[1], rooms[0]) + place * results.stride(0) * 2
     placed = stage.placed(p)
     placed.d.copy_(addresses.masked_fill(nowhere, 0))
-    with stage.launches({FP8_GEMM: kernel}):
+    with stage.launches({kernel_of(config): kernel}):
         launch.start(placed, config, stage.num_sms)
     result = stage.result()
     found = [result.buffers[name] for name in written]
@@ -56,7 +60,7 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: Problem, **how: 
 
 
 def _check_untouched(found: list[Tensor], place: Tensor, on_peer: Tensor, n: int) -> None:
-    """Raise if anything was written behind a row's columns, or at a place of no row."""
+    """Raise if anything was written behind a row's columns, or where no row belongs."""
     for rank, results in enumerate(found):
         places = place[on_peer if rank else ~on_peer]
         is_used = torch.zeros(len(results), dtype=torch.bool)
@@ -67,10 +71,10 @@ def _check_untouched(found: list[Tensor], place: Tensor, on_peer: Tensor, n: int
 
 @dataclass(frozen=True)
 class AddressesTrial(Trial):
-    """One configuration, sizes of groups, and rows without one behind them."""
+    """One configuration, sizes of groups, and rows without a group behind them."""
 
-    kernel = FP8_GEMM
-    config: GemmConfig
+    kernel: ClassVar[Kernel[Any]] = FP8_GEMM
+    config: Any
     n: int
     k: int
     seed: int = 0
@@ -96,17 +100,31 @@ class AddressesTrial(Trial):
         behind, any_scales = draw.randint(1, 40), config.converts_b and draw.random() < 0.5
         return cls(config, n, blocks * BLOCK_K, seed, sizes=sizes, behind=behind, any_scales=any_scales)
 
+    def problem(self) -> Problem:
+        """Draw the operands."""
+        of_rows: dict[str, Any] = {"rows": sum(self.sizes) + self.behind, "alignment": 1, "zero_padding": False}
+        layout = tuple(accumulate(self.sizes))
+        return random_problem(self.config, layout, self.n, self.k, self.seed, any_scales=self.any_scales, **of_rows)
+
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare rows at their addresses with the reference's, within what rounding may do."""
-        problem = random_problem(
-            self.config,
-            tuple(accumulate(self.sizes)),
-            self.n,
-            self.k,
-            self.seed,
-            rows=sum(self.sizes) + self.behind,
-            alignment=1,
-            zero_padding=False,
-            any_scales=self.any_scales,
-        )
-        return run(kernel, self.config, problem, **self.how).checked().worst
+        return run(kernel, self.config, self.problem(), **self.how).checked().worst
+
+
+@dataclass(frozen=True)
+class Bf16AddressesTrial(AddressesTrial):
+    """The same of BF16 operands."""
+
+    kernel = BF16_GEMM
+
+    @classmethod
+    def drawn(cls, config: GemmConfig, seed: int) -> AddressesTrial:
+        """Draw groups, n and any k."""
+        drawn = super().drawn(config, seed)
+        return replace(drawn, k=8 * random.Random(seed).randint(1, 24))
+
+    def problem(self) -> Problem:
+        """Draw the operands."""
+        of_rows: dict[str, Any] = {"rows": sum(self.sizes) + self.behind, "alignment": 1}
+        layout = tuple(accumulate(self.sizes))
+        return bf16_rows.random_problem(self.config, layout, self.n, self.k, self.seed, **of_rows)

@@ -234,14 +234,26 @@ def in_bf16(world: int) -> None:
     check_trained(torch.float32, [0] + [7] * (world - 1), products="bf16")
     num = 2 * world
     own = [w[owned_experts(num)].clone() for w in weights(num)]
-    layer = experts_with(num, own, products="bf16" if dist.get_rank() else "fp8")
+    layer = experts_with(num, own, products="bf16", max_tokens=MAX_TOKENS, limit=0.4)
+    _, (x, ids, p) = shared_out(world)
+    for of_x in (x, x.float() * 1.001):
+        with torch.no_grad():
+            right = layer(of_x, ids, p).bfloat16()
+        into = torch.full_like(right, torch.nan)
+        assert layer.decode(of_x, ids.int(), p, out=into) is None
+        assert same_bits(into, right) and same_bits(layer.decode(of_x, ids, p), right)
+    layer = experts_with(num, own, products="bf16" if dist.get_rank() else "fp8", max_tokens=4)
+    said = error_of(partial(layer.decode, *tokens_of_ranks([4], num)))
+    numbers = ", ".join(["1", *["2"] * (world - 1)])
+    what = "number of bytes for a value of x"
+    assert said == f"experts across processes: expected one {what} on all ranks, got [{numbers}] by rank", said
     said = error_of(partial(layer, *tokens_of_ranks([4], num)))
     kinds = ", ".join(["torch.bfloat16", *["torch.bfloat16 uncast"] * (world - 1)])
     assert said == f"experts across processes: expected one dtype of x on all ranks, got [{kinds}] by rank", said
     for given, more, message in (
         (own, {"products": "fp4"}, "products: expected 'fp8' or 'bf16', got 'fp4'"),
         (own_weights(num), {}, "products: expected 'fp8' where w1 is a pair (values, scales), got 'bf16'"),
-        (own, {"max_tokens": 4}, "max_tokens: expected None: the decode form has no products='bf16', got a number"),
+        (own, {"max_tokens": 4, "peer_memory": True}, "peer_memory: expected weights on a Hopper GPU, got cpu"),
     ):
         said = error_of(partial(experts_with, num, given, **{"products": "bf16"} | more))
         assert said == message, said
@@ -289,12 +301,14 @@ def as_one_process(world: int) -> None:
             weight.data.copy_(w)
         x1, p1 = (each.detach().clone().requires_grad_() for each in (x.to(dtype), p))
         out1 = one(x1, ids, p1)
-        layer = experts_with(num, (w[mine].clone() for w in whole), products=products)
+        layer = experts_with(num, (w[mine].clone() for w in whole), products=products, max_tokens=MAX_TOKENS)
         x2, p2 = (share_out(each, counts).detach().clone().requires_grad_() for each in (x1, p1))
         out2 = layer(x2, here[1], p2)
         assert same_bits(out2.detach(), share_out(out1.detach(), counts)), (products, dtype)
         with torch.no_grad():
             assert same_bits(layer(x2, here[1], p2), out2.detach()), "not the bits of inference"
+            if dtype == torch.bfloat16:
+                assert same_bits(layer.decode(x2, here[1], p2), out2.detach()), "not the bits of the decode form"
         grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(6)).to(dtype)
         out1.backward(grad)
         out2.backward(share_out(grad, counts))

@@ -159,19 +159,21 @@ def rooms_of(p: Launched) -> list[int]:
 
 def post_rows(config: Any, p: Launched) -> None:
     tokens, most, topk, hidden, here = (p[name] for name in ("tokens", "max_tokens", "topk", "hidden", "experts_here"))
-    x = at(p["x"], (tokens, hidden), config.dtype, (p["x_pitch"] // config.dtype.itemsize, 1))
+    columns = hidden if config.has_scales else hidden // BF16.itemsize
+    x = at(p["x"], (tokens, columns), config.dtype, (p["x_pitch"] // config.dtype.itemsize, 1))
     ids = at(p["topk_ids"], (tokens, topk), {4: INT32, 8: INT64}[config.id_bytes])
     weights, row_of = at(p["topk_weights"], (tokens, topk), FP32), at(p["row_of"], (tokens, topk), INT32)
     if not is_whole(p):
         row_of.fill_(-1)
         return
-    rooms, rank, blocks = rooms_of(p), p["meeting.rank"], -(-hidden // 128)
+    rooms, rank, blocks = rooms_of(p), p["meeting.rank"], -(-hidden // 128) if config.has_scales else 0
     if config.dtype == FP8:
-        values, scales = x, at(p["sf"], (tokens, blocks), FP32, (p["sf_pitch"] // 4, 1))
+        of_x = [x, at(p["sf"], (tokens, blocks), FP32, (p["sf_pitch"] // 4, 1))]
     else:
         assert p["sf"] == 0
-        values, scales = per_token_cast_to_fp8(x)
-    for column, part in ((0, values), (hidden, scales), (hidden + 4 * blocks, weights)):
+        of_x = [*per_token_cast_to_fp8(x)] if config.has_scales else [x]
+    columns_of_parts = (0, hidden) if len(of_x) == 2 else (0,)
+    for column, part in zip((*columns_of_parts, hidden + 4 * blocks), (*of_x, weights), strict=True):
         place = rooms[rank] + column
         at(place, part.shape, part.dtype, (p["row_bytes"] // part.element_size(), 1)).copy_(part)
     has_expert = (ids >= 0) & (ids < here * len(rooms))
@@ -193,6 +195,7 @@ def gather_rows(config: Any, p: Launched) -> None:
         p[name] for name in ("num_slots", "rows", "hidden", "slot_bytes", "max_tokens")
     )
     blocks = -(-hidden // 128)
+    at(p["zeros"], (p["num_zeros"],), INT32).zero_()
     source = at(p["token_of"], (rows,), INT32).long()
     assert int(source.max()) < slots
     is_used = source >= 0
@@ -205,7 +208,8 @@ def gather_rows(config: Any, p: Launched) -> None:
         return torch.cat([at(room + column, (count, columns), dtype, (pitch, 1)) for room, count in of_rooms])
 
     at(p["values"], (rows, hidden), torch.uint8)[is_used] = of_slots(0, hidden, torch.uint8)[source]
-    at(p["sfa"], (rows, blocks), FP32, (1, p["pitch"]))[is_used] = of_slots(p["scales_at"], blocks, FP32)[source]
+    if config.value_bytes == 1:
+        at(p["sfa"], (rows, blocks), FP32, (1, p["pitch"]))[is_used] = of_slots(p["scales_at"], blocks, FP32)[source]
     if p["addresses"] == 0:
         assert p["weights"] == 0
         return
@@ -214,7 +218,8 @@ def gather_rows(config: Any, p: Launched) -> None:
     if p["weights"]:
         of_routes = of_slots(p["weights_at"], p["topk"], FP32)
         at(p["weights"], (rows,), FP32)[row_of[slot, route]] = of_routes[slot, route]
-    place = (slot % most * p["topk"] + route) * hidden * 2 + torch.tensor(rooms)[slot // most] + p["results"]
+    result_bytes = hidden // config.value_bytes * 2
+    place = (slot % most * p["topk"] + route) * result_bytes + torch.tensor(rooms)[slot // most] + p["results"]
     at(p["addresses"], (rows,), INT64)[row_of[slot, route]] = place if is_whole(p) else torch.zeros_like(place)
 
 
@@ -278,6 +283,10 @@ def layout_of(config: Any, p: Launched) -> Pair:
 def rows_to_addresses(a: Pair, b: Pair, ids: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:
     d = torch.empty(len(ids), b[0].shape[1], dtype=BF16)
     (product_of_rows_by_64 if of_a == PER_64 else product_of_stacked_rows)(a, b, d, ids)
+    store(d, ids, addresses)
+
+
+def store(d: Tensor, ids: Tensor, addresses: Tensor) -> None:
     for row, address in enumerate(addresses.tolist()):
         if int(ids[row]) >= 0 and address:
             at(address, d.shape[1:], BF16).copy_(d[row])
@@ -303,6 +312,11 @@ def bf16_gemm(config: Any, p: Launched) -> None:
     row, group = (8 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
     a, (_, ids) = at(first + config.box_rows_of_a * k * 2, (m, k), BF16), layout_of(config, p)
     b = at(first_of_b, (p["groups.count"], n, k), BF16, (group, row, 1))
+    if config.epilogue.has_row_addresses:
+        d = torch.empty(m, n, dtype=BF16)
+        product_of_bf16_rows(a, b, d, ids)
+        store(d, ids, at(p["d"], (m,), INT64))
+        return
     d = at(p["d"], (m, n // (1 + config.epilogue.activates)), BF16, (p["d_pitch"], 1))
     if not config.epilogue.activates:
         product_of_bf16_rows(a, b, d, ids, recipes_and_bias(config, p)[1])
@@ -321,6 +335,7 @@ def recipes_and_bias(config: Any, p: Launched) -> tuple[Any, Tensor | None]:
 def experts_few(config: Any, p: Launched) -> None:
     shape, n, k, experts = (p["tokens"], p["topk"]), p["n"], p["k"], p["num_experts"]
     ids = at(p["topk_ids"], shape, {4: INT32, 8: INT64}[p["id_bytes"]], (p["ids_pitch"], 1))
+    ids = torch.where((ids >= p["first_expert"]) & (ids < p["first_expert"] + experts), ids - p["first_expert"], -1)
     row_of, pairs = rows_of(ids, experts)
     weight = at(int(at(p["map_w"], (1,), INT64)), (experts, p["units"] * 16, k), BF16 if config.scales is None else FP8)
     layout, tokens = torch.tensor(pairs, dtype=INT32).view(-1, 2).t().contiguous()
@@ -378,6 +393,9 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
         pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
         sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
     b = weights_of(p, is_fp4=config.converts_b, of=config.sfb)
+    if config.epilogue.may_run_beside and p.get("beside.stored"):  # the next tile of the second product, then counts
+        assert not at(p["beside.next_tile"], (1 + -(-m // 64) + p["groups.count"],), INT32).any()
+        assert p["beside.stored"] == p["beside.next_tile"] + 4
     layout, ids = layout_of(config, p)
     if config.epilogue.has_row_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW

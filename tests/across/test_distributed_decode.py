@@ -18,7 +18,7 @@ from rank_threads import Ranks
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import by_peers, experts
+from deep_gemm.across import by_peers, experts, rows_to_addresses, rows_twice
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
@@ -30,8 +30,19 @@ from deep_gemm.moe.routing import expert_rows, stack_routes
 
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
-FORMS = {"few": ["cast_rows"], "activated": []}
+FORMS: dict[str, list[str]] = {"few": ["cast_rows"], "activated": [], "beside": [], "twice": []}
 Given = tuple[Tensor, Tensor, Tensor]
+
+
+def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if form in {"beside", "twice"} else 9)
+    monkeypatch.setattr(rows_twice, "IS_ON", form == "twice")
+
+
+def all_of(form: str) -> list[str]:
+    """List the kernels of a form, without those that it adds."""
+    return ALL[:3] + ALL[4:] if form == "twice" else ALL
 
 
 @pytest.fixture
@@ -39,7 +50,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)
     monkeypatch.setattr(experts, "why_not", lambda *_: None)
     torch.use_deterministic_algorithms(True)  # fills memory that torch.empty gives with NaN, or 255
-    yield addressed_kernels.install(monkeypatch, by_peers.MADE, by_peers.INTO)
+    of_bf16 = by_peers.MADE_BY_BF16, by_peers.INTO_BY_BF16
+    yield addressed_kernels.install(monkeypatch, by_peers.MADE, by_peers.INTO, *of_bf16)
     torch.use_deterministic_algorithms(False)
 
 
@@ -54,25 +66,27 @@ def weights_of(experts: int, intermediate: int) -> tuple[Operand, Operand]:
     return w1, w2
 
 
-def part(weights: Sequence[Operand], rank: int) -> list[Operand]:
+def part(weights: Sequence[Operand | Tensor], rank: int) -> list[Any]:
     """The weights of a rank's experts."""
     mine = slice(rank * HERE, (rank + 1) * HERE)
-    return [(values[mine], scales[mine]) for values, scales in weights]
+    return [w[mine] if isinstance(w, Tensor) else (w[0][mine], w[1][mine]) for w in weights]
 
 
 class Node:
     """Layers of ranks that know each other's rooms."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, world: int, weights: tuple[Operand, Operand] | None = None
-    ) -> None:
-        self.ranks, self.room = Ranks(monkeypatch, world), Room(world, MOST, HIDDEN, TOPK)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int, weights: tuple[Any, Any] | None = None) -> None:
         self.world, self.weights = world, weights or weights_of(world * HERE, 80)
+        self.is_bf16 = isinstance(self.weights[0], Tensor)
+        self.ranks = Ranks(monkeypatch, world)
+        self.room = Room(world, MOST, HIDDEN, TOPK, None if self.is_bf16 else 128)
         self.memories = [addressed_kernels.aligned(self.room.num_bytes) for _ in range(world)]
 
     def layer(self, rank: int, seconds: float = 60.0, limit: float | None = None) -> Experts:
         w1, w2 = part(self.weights, rank)
-        layer = Experts(self.world * HERE, w1, w2, max_tokens=MOST, peer_memory=True, limit=limit)
+        products = "bf16" if self.is_bf16 else "fp8"
+        said: dict[str, Any] = {"max_tokens": MOST, "peer_memory": True, "limit": limit, "products": products}
+        layer = Experts(self.world * HERE, w1, w2, **said)
         addresses = tuple(memory.data_ptr() for memory in self.memories)
         layer._peers = Peers(self.memories[rank], addresses, self.room, rank, seconds, HERE)
         return layer
@@ -80,7 +94,8 @@ class Node:
     @on_cpu
     def right(self, one: Given, **said: Any) -> Tensor:
         """The bits of one process with all experts."""
-        return some(deep_gemm.experts(*one, *self.weights, **said))
+        weights = [w.bfloat16() if isinstance(w, Tensor) else w for w in self.weights]
+        return some(deep_gemm.experts(*one, *weights, **said))
 
 
 def given(
@@ -98,7 +113,7 @@ def counts(*names: str) -> dict[str, int]:
 @pytest.mark.few
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256)])
+@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), *[(form, 256) for form in FORMS]])
 def test_calls_have_the_bits_of_one_process_by_few_records(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, intermediate: int, world: int, types: Any
 ) -> None:
@@ -107,7 +122,7 @@ def test_calls_have_the_bits_of_one_process_by_few_records(
         monkeypatch.setattr(route_rows, "PART", 32)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
         more = [*more, "count_routes"]
-    monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+    take(form, monkeypatch)
     node, limit = Node(monkeypatch, world, weights_of(world * HERE, intermediate)), None if world == 1 else 1.5
 
     def of_rank(rank: int) -> None:
@@ -117,8 +132,7 @@ def test_calls_have_the_bits_of_one_process_by_few_records(
             right = node.right(one, limit=limit)
             for out in (None, room.fill_(7)[:tokens]):
                 got, count = node.ranks.counted(seen.gpu.launches, partial(layer.decode, *one, out=out))
-                names = ALL if form == "few" else ALL[:3] + ALL[4:]  # both products are one kernel
-                assert tokens <= 3 or count == counts(*names, *more)
+                assert tokens <= 3 or count == counts(*all_of(form), *more)
                 assert same_bits(got if out is None else out, right)
                 assert (got is None) == (out is not None)
             assert bool((room[tokens:] == 7).all())
@@ -151,7 +165,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, world: int, which: str
 ) -> None:
     monkeypatch.setitem(globals(), "HIDDEN", 256)
-    monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+    take(form, monkeypatch)
     node = Node(monkeypatch, world, with_fp4(world * HERE, which))
     more = FORMS["few" if "w1" in which else form]  # of FP4 rows are activated behind the product
 
@@ -166,6 +180,42 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     node.ranks.run(of_rank)
     assert None not in seen.made
     assert len(seen.made) == 2 * world - (world == 3), "some tokens and none; rank 1 has always some"
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("of_weights", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_with_bf16_weights_have_the_bits_of_one_process(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, world: int, of_weights: torch.dtype
+) -> None:
+    """Weights of other types are rounded by each call, and so are tokens, which then has no record."""
+    monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+    g, limit = torch.Generator().manual_seed(0), None if world == 1 else 1.5
+    sizes = (world * HERE, 192, HIDDEN), (world * HERE, HIDDEN, 96)
+    w1, w2 = (torch.randn(size, generator=g).to(of_weights) / 8 for size in sizes)
+    node = Node(monkeypatch, world, (w1, w2))
+    names = ["bf16_gemm" if name == "fp8_gemm_rows" else name for name in ALL]
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank, limit=limit)
+        for number, tokens in enumerate((5, MOST, 7, 3 * (rank == 1))):
+            x, ids, p = given(tokens, world, 10 * number + rank)
+            x = x if rank != 1 else x.float() * 1.001
+            got, count = node.ranks.counted(seen.gpu.launches, partial(layer.decode, x, ids, p))
+            assert number not in (1, 2) or count == counts(*names, *FORMS[form])
+            assert same_bits(got, node.right((x, ids, p), limit=limit))
+
+    node.ranks.run(of_rank)
+    assert (None in seen.made) == (world == 3)
+    _, said = decode_bytes(world, MOST, TOPK, world * HERE, HIDDEN, 96, peer_memory=True, gran_k=None)
+    assert node.room.num_bytes + max(seen.scratch) <= said + 4 * MOST * TOPK + 256 * 12
+    layer, apart = node.layer(0), torch.empty(HERE, HIDDEN, 192, dtype=torch.bfloat16)[..., ::2]
+    layer.w2 = torch.nn.Parameter(apart)
+    seen.cleared()
+    with pytest.raises(ValueError, match="w2: expected values contiguous along n or k, got strides"):
+        layer.decode(*given(5, world, 0))
+    assert not seen.names, "nothing is sent before that is refused"
 
 
 @pytest.fixture
@@ -238,12 +288,13 @@ def test_a_record_launches_what_the_call_itself_does(
     node: Node, layer: Experts, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for form, more in FORMS.items():
-        monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+        take(form, monkeypatch)
         monkeypatch.setattr(node, "weights", weights_of(HERE, 128))
         layer, one = node.layer(0), given(6, 1, 0)
         launches = seen.by_record_as_without(partial(layer.decode, *one))
-        assert [kernel for kernel, *_ in launches] == [*ALL[:4], *more, *ALL[4 if form == "few" else 5 :]]
-        assert not any(is_dependent for *_, is_dependent in launches)
+        assert [kernel for kernel, *_ in launches] == [*ALL[:4], *more, *all_of(form)[4:]]
+        starts_beside = [kernel for kernel, *_, is_dependent in launches if is_dependent]
+        assert starts_beside == (["fp8_gemm_rows"] if form == "beside" else [])
 
 
 def test_rows_may_lie_apart(node: Node, layer: Experts, seen: Seen) -> None:
@@ -269,7 +320,7 @@ def test_rows_may_lie_apart(node: Node, layer: Experts, seen: Seen) -> None:
         layer.decode(wide[:tokens, :HIDDEN], ids[:tokens], p[:tokens], out=out[:tokens])
         assert same_bits(out[:tokens], right[:tokens])
     layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # others that lie alike
-    node.weights = layer.weights()
+    node.weights = layer.held("w1"), layer.held("w2")
     assert same_bits(layer.decode(x, ids, p), node.right((x, ids, p)))
     assert len(seen.made) == len(calls)
 

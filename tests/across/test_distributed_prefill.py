@@ -43,8 +43,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 class Layers:
     """The layer of a rank, and one whose calls torch computes."""
 
-    def __init__(self, rank: int, weights: Sequence[Operand], **more: Any) -> None:
-        count, (w1, w2) = len(weights[0][0]), part(weights, rank)
+    def __init__(self, rank: int, weights: Sequence[Operand | Tensor], **more: Any) -> None:
+        first = weights[0]
+        count, (w1, w2) = len(first if isinstance(first, Tensor) else first[0]), part(weights, rank)
         self.layer, self.torchs = (Experts(count, w1, w2, **more) for _ in range(2))
         self.layer.planner().has_kernel = True
 
@@ -119,6 +120,30 @@ def test_calls_with_fp4_weights_have_the_bits_of_torchs(
             with computing():
                 right = some(deep_gemm.experts(*one, *both))
             assert deep_gemm.calc_diff(got, right) < 1e-5, "sums are rounded on each rank"
+
+    ranks.run(of_rank)
+    assert None not in seen.made
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("most", [1, 5])
+def test_decoded_tokens_in_bf16_have_the_bits_of_torchs_and_few_take_two_launches(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The kernel of few tokens takes one row of each of two ranks."""
+    ranks, g = Ranks(monkeypatch, 2), torch.Generator().manual_seed(0)
+    both = [torch.randn(2 * HERE, *size, generator=g).bfloat16() / 8 for size in ((192, HIDDEN), (HIDDEN, 96))]
+    six = "route_rows", "cast_rows", "bf16_gemm", "cast_rows", "bf16_gemm"
+    expected = counts(*(six if most > 1 else ["experts_few"] * 2), "gather_weighted", "gather_weighted")
+
+    def of_rank(rank: int) -> None:
+        layer = Layers(rank, both, max_tokens=most, products="bf16", limit=1.5)
+        for number, tokens in enumerate((most, 1, rank, 0)):
+            one = given(tokens, 2, 10 * number + rank)
+            got, count = ranks.counted(seen.gpu.launches, partial(layer.layer.decode, *one))
+            assert number != 1 or count == expected  # the first makes what all use
+            with computing():
+                assert same_bits(got, some(layer.torchs.decode(*one)))
 
     ranks.run(of_rank)
     assert None not in seen.made

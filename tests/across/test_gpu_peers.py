@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import group_of_one, some
 from mega_cases import weights_on_gpu
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm.across import rows_to_addresses
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.message import Arrived, gather, pack, row_bytes
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
@@ -28,11 +34,12 @@ pytestmark = pytest.mark.gpu
 NUM, HIDDEN, INTER, TOPK, MAX_TOKENS, SECONDS = 8, 512, 256, 4, 24, 5.0
 
 
-@pytest.fixture(params=["apart", "in the product"], autouse=True)
+@pytest.fixture(params=["apart", "in the product", "in the product, beside the second"], autouse=True)
 def rows_are_activated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are activated by a kernel of their own, many by the first product: both ways with few."""
-    if request.param == "in the product":
+    """Few rows are activated by a kernel of their own, many by the first product: all ways with few."""
+    if request.param != "apart":
         monkeypatch.setattr(layers, "MANY_ROWS", 1)
+    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if "beside" in request.param else 9)
 
 
 @dataclass
@@ -49,18 +56,22 @@ class Rank:
         assert self.layer.decode(self.x, self.ids, self.p, out=self.out) is None
 
 
-def ranks_of_one_gpu(ranks: int, seconds: float = SECONDS, dtype: torch.dtype = torch.bfloat16) -> list[Rank]:
+def ranks_of_one_gpu(
+    ranks: int, seconds: float = SECONDS, dtype: torch.dtype = torch.bfloat16, products: str = "fp8"
+) -> list[Rank]:
     g = torch.Generator("cuda").manual_seed(ranks)
-    weights = weights_on_gpu(NUM, HIDDEN, INTER, g)
-    room = Room(ranks, MAX_TOKENS, HIDDEN, TOPK)
+    weights: list[Any] = [*weights_on_gpu(NUM, HIDDEN, INTER, g)]
+    if products == "bf16":
+        weights = [deep_gemm.cast_back_from_fp8(*each).bfloat16() for each in weights]
+    room = Room(ranks, MAX_TOKENS, HIDDEN, TOPK, None if products == "bf16" else 128)
     memories = [torch.zeros(room.num_bytes, dtype=torch.uint8, device="cuda") for _ in range(ranks)]
     addresses = tuple(memory.data_ptr() for memory in memories)
     here, found = NUM // ranks, []
     for rank, memory in enumerate(memories):
         mine = slice(rank * here, (rank + 1) * here)
         with mock.patch.multiple(torch.distributed, get_rank=lambda _, rank=rank: rank, get_world_size=lambda _: ranks):
-            w1, w2 = ((values[mine], scales[mine]) for values, scales in weights)
-            layer = Experts(NUM, w1, w2, max_tokens=MAX_TOKENS, peer_memory=True)
+            w1, w2 = (w[mine] if isinstance(w, Tensor) else (w[0][mine], w[1][mine]) for w in weights)
+            layer = Experts(NUM, w1, w2, max_tokens=MAX_TOKENS, peer_memory=True, products=products)
         layer._peers = Peers(memory, addresses, room, rank, seconds, here)
         tokens = (MAX_TOKENS, 0, 7, 1)[rank]
         x = torch.randn(tokens, HIDDEN, device="cuda", generator=g).to(dtype)
@@ -90,9 +101,9 @@ def warm_up(ranks: list[Rank]) -> None:
 def right(ranks: list[Rank]) -> list[Tensor]:
     """Compute the results of one process with all experts."""
 
-    def whole(i: int) -> tuple[Tensor, Tensor]:
-        values, scales = zip(*(rank.layer.weights()[i] for rank in ranks), strict=True)
-        return torch.cat(values), torch.cat(scales)
+    def whole(i: int) -> Any:
+        parts: list[Any] = [rank.layer.weights()[i] for rank in ranks]
+        return torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(map(torch.cat, zip(*parts, strict=True)))
 
     w1, w2 = whole(0), whole(1)
     found = [deep_gemm.experts(rank.x, rank.ids, rank.p, w1, w2) for rank in ranks]
@@ -114,10 +125,11 @@ def assert_right(ranks: list[Rank]) -> None:
         assert torch.equal(rank.out.view(torch.int16), expected.view(torch.int16))
 
 
+@pytest.mark.parametrize("products", ["fp8", "bf16"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype) -> None:
-    ranks = ranks_of_one_gpu(count, dtype=dtype)
+def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype, products: str) -> None:
+    ranks = ranks_of_one_gpu(count, dtype=dtype, products=products)
     for seed in range(4):
         draw(ranks, seed)
         torch.cuda.synchronize()
@@ -195,6 +207,54 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     for rank in ranks:
         with pytest.raises(RuntimeError, match="did not come"):
             rank.decode()
+
+
+def process_that_dies(rank: int, store: str, is_dead: Any, heard: Any) -> None:
+    """Call twice as a rank of two. The second one dies between both calls."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", f"file://{store}", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
+    w1, w2 = weights_on_gpu(NUM // 2, HIDDEN, INTER, torch.Generator("cuda").manual_seed(0))
+    layer = Experts(NUM, w1, w2, max_tokens=MAX_TOKENS, peer_memory=True, seconds=1.0)
+    x = torch.ones(rank + 3, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    ids = torch.arange(0, NUM, NUM // TOPK, device="cuda").expand(rank + 3, TOPK).contiguous()
+    p = torch.ones(rank + 3, TOPK, device="cuda")
+    layer.decode(x, ids, p)
+    layer.check()
+    if rank == 1:
+        os._exit(0)
+    assert is_dead.wait(60)
+    begin = time.monotonic()
+    layer.decode(x, ids, p)
+    try:
+        layer.check()
+        heard.put(("no error", 0.0))
+    except RuntimeError as error:
+        heard.put((str(error), time.monotonic() - begin))
+    heard.close()
+    heard.join_thread()
+    os._exit(0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("rows_are_activated", ["apart"], indirect=True)
+def test_a_process_that_dies_is_named_in_time(tmp_path: Path, rows_are_activated: None) -> None:
+    context = multiprocessing.get_context("spawn")
+    is_dead, heard = context.Event(), context.Queue()
+    both = [
+        context.Process(target=process_that_dies, args=(rank, str(tmp_path / "store"), is_dead, heard))
+        for rank in range(2)
+    ]
+    for each in both:
+        each.start()
+    try:
+        both[1].join(120)
+        is_dead.set()
+        message, seconds = heard.get(timeout=60)
+    finally:
+        for each in both:
+            each.kill()
+    assert "rank 1 did not come within 1.0 s" in message
+    assert 1.0 <= seconds < 5.0
 
 
 def test_symmetric_memory_of_a_group_of_one(tmp_path: Path) -> None:

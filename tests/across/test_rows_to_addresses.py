@@ -41,6 +41,18 @@ def test_each_granularity_of_scales_has_its_code(gpu: FakeGpu, columns: int) -> 
     assert config in reachable_grouped()
 
 
+def test_bf16_has_its_code_and_a_record_too(gpu: FakeGpu) -> None:
+    a, w = on_gpu(torch.zeros(40, 512).bfloat16()), on_gpu(torch.zeros(3, 256, 512).bfloat16())
+    ends = torch.tensor([20, 20, 40], dtype=torch.int32)
+    tables = [on_gpu(torch.zeros(40, dtype=torch.int64)) for _ in range(2)]
+    for table in (*tables, tables[0]):
+        rows_to_addresses.run((a, None), (w, None), ends, table)
+    (config,) = gpu.compiled
+    assert config in fp8_gemm.BF16_GEMM.configs() and config.epilogue.has_row_addresses
+    found = [[table.data_ptr() in launch.words for table in tables] for launch in gpu.launches]
+    assert (found, gpu.records) == ([[True, False], [False, True], [True, False]], 1)
+
+
 def test_tensors_of_the_cpu_are_refused() -> None:
     a, w = per_token_cast_to_fp8(torch.zeros(4, 128)), per_block_cast_to_fp8(torch.zeros(1, 128, 128))
     with pytest.raises(NotImplementedError, match="rows to addresses: expected tensors on a Hopper GPU"):

@@ -8,10 +8,13 @@ from test_sim_rows import SIZES
 from deep_gemm.across.rows_to_addresses import OUTPUT, OUTPUT_BY_64
 from deep_gemm.gemm.choose.tiles import ROWS as TILES
 from deep_gemm.gemm.choose.tiles import Tile
+from deep_gemm.gemm.config.bf16 import Bf16Config
 from deep_gemm.gemm.config.of_tile import tile_config
-from lab.sim.rows_to_addresses import AddressesTrial
+from deep_gemm.gemm.kernel import BF16_GEMM
+from lab.sim.rows_to_addresses import AddressesTrial, Bf16AddressesTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
+BF16_TILES = [config for config in BF16_GEMM.configs() if config.epilogue.has_row_addresses]
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.block_m}x{tile.block_n}")
@@ -25,6 +28,11 @@ def test_buffers_that_are_used_again(schedule: str) -> None:
     config = tile_config(128, 32, OUTPUT, k=128)
     for seed in (1, 2):
         AddressesTrial(config, 136, 128, seed, schedule, sizes=(3, 0, 70, 129, 1), behind=0).run()
+
+
+@pytest.mark.parametrize("config", BF16_TILES, ids=lambda config: config.name)
+def test_every_tile_of_bf16(config: Bf16Config) -> None:
+    Bf16AddressesTrial(config, config.block_n + 8, 136, 1, sizes=(3, 0, 70, 129, 1), behind=9).run()
 
 
 @pytest.mark.parametrize("block_n", [64, 256])

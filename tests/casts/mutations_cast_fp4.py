@@ -63,11 +63,9 @@ MUTATIONS = [
     Mutation("halves of the second four exchanged", _E2M1, "second | second >> 4", "second << 4 | second"),
     Mutation("the second four first", _E2M1, "0x6420", "0x2064"),
     # Stores
-    Mutation("odd lanes store too", _E2M1, "lane % 2 == 0 && column < end", "column < end", shows_in=SINGLE),
-    Mutation("single columns past the last are stored", _E2M1, "lane % 2 == 0 && column < end", "lane % 2 == 0", shows_in=SINGLE),
-    Mutation("a lane's first byte four times", _E2M1, "values.word >> i * 8", "values.word", shows_in=SINGLE),
+    Mutation("odd lanes store too", _E2M1, "if (ptx::lane_index() % 2 == 0) ptx", "ptx", shows_in=SINGLE),
+    Mutation("a lane's first byte four times", _E2M1, "word >> i * 8", "word", shows_in=SINGLE),
     Mutation("single values a byte apart", _E2M1, "st_global_b8(row + column / 2", "st_global_b8(row + column", shows_in=SINGLE),
-    Mutation("columns past the last are stored", _E2M1, "    if (column >= end) return;\n", ""),
     Mutation("words a byte for each column apart", _E2M1, "st_global_b32(row + column / 2", "st_global_b32(row + column"),
     Mutation("half words a byte for each column apart", _E2M1, "st_global_b16(row + column / 2", "st_global_b16(row + column", shows_in=FP32),
 ]  # fmt: skip

@@ -60,8 +60,8 @@ MUTATIONS = [
     Mutation("the two strides of the scales exchanged", "cast/scales_fp32.cuh", "row, p.scales_stride_m, block, p.scales_stride_k", "row, p.scales_stride_k, block, p.scales_stride_m"),
     Mutation("columns past the last are loaded", _VALUES, "if (is_there && column < end)", "if (is_there)", shows_in=BF16),
     Mutation("single columns past the last are loaded", _VALUES, "if (!is_there || column >= end) continue;", "if (!is_there) continue;", shows_in=SINGLE),
-    Mutation("columns past the last are stored", _FP8, "    if (column >= end) return;\n", ""),
-    Mutation("single columns past the last are stored", _FP8, "if (column < end) ptx::st_global_b8", "ptx::st_global_b8", shows_in=SINGLE),
+    Mutation("columns past the last are stored", _VALUES, "if (column < end) values.store(row, column);", "values.store(row, column);"),
+    Mutation("single columns past the last are stored", _VALUES, "if (column < end) values.store_one", "values.store_one", shows_in=SINGLE),
     Mutation("lanes take single columns beside each other", _VALUES, "kVector == 1 ? element * kLanes + lane", "kVector == 1 ? element + lane", shows_in=SINGLE),
     Mutation("both elements of a word in its lower half", _VALUES, "<< i % 2 * 16", "<< 0", shows_in=SINGLE),
     Mutation("the first element of a word twice", _VALUES, "return element % kElementsOfWord == 0 ? elements.x : elements.y;", "return elements.x;"),
@@ -118,8 +118,8 @@ MUTATIONS = [
     # FP8 values
     Mutation("pairs of values exchanged", _DIVISION, "ptx::pack_e4m3(a, b) | ptx::pack_e4m3(c, d) << 16", "ptx::pack_e4m3(c, d) | ptx::pack_e4m3(a, b) << 16"),
     Mutation("the last four alone", _FP8, "values.words[i / 4] = ", "values.words[0] = "),
-    Mutation("words of values exchanged", _FP8, "values.words[0], values.words[1]);", "values.words[1], values.words[0]);"),
-    Mutation("a lane's first single value four times", _FP8, "values.words[0] >> i * 8", "values.words[0]", shows_in=SINGLE),
+    Mutation("words of values exchanged", _FP8, "words[0], words[1]);", "words[1], words[0]);"),
+    Mutation("a lane's first single value four times", _FP8, "words[0] >> i * 8", "words[0]", shows_in=SINGLE),
     Mutation("all values are the first row's", _BLOCK, "element_of(held[i], e), divisor", "element_of(held[0], e), divisor"),
     Mutation("all values are stored as the first row's", _BLOCK, "targets.store(p, unit, i, block, lane, pack_values(quotients))", "targets.store(p, unit, 0, block, lane, pack_values(quotients))"),
 ]  # fmt: skip

@@ -128,18 +128,27 @@ def near(found: Quantized, right: Quantized, is_there: Tensor | None = None) -> 
 three_casts = pytest.mark.parametrize("name", [f"per_{of}_cast_to_fp8" for of in ("channel", "block", "token")])
 
 
+def assert_matrices(
+    kernels: Kernels, cast: Any, few: Sequence[tuple[int, int]], many: Sequence[tuple[int, int]] = SHAPES, **said: Any
+) -> None:
+    """Compare a cast, which is one launch, with the reference: of matrices in all layouts, some with a least amax."""
+    block_rows = said.get("gran_k") or 1
+    for dtype in kernels.pick((torch.bfloat16,), INPUTS):
+        for seed, shape in enumerate(kernels.pick(few, many)):
+            x, least = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else block_rows), 1e-3 * (seed % 2)
+            right = reference(cast, x, min_amax=least, **said)
+            for same in kernels.layouts(x):
+                found = cast(same, min_amax=least, **said)
+                kernels.ran_times(1)
+                assert found[1].stride() == right[1].stride()
+                assert_same_bits(found, right)
+
+
 @three_casts
 @pytest.mark.parametrize("use_ue8m0", [False, True])
 @pytest.mark.parametrize("gran_k", [32, 64, 128])
 def test_matrices_in_all_layouts(kernels: Kernels, name: str, gran_k: int, use_ue8m0: bool) -> None:
-    cast = getattr(deep_gemm, name)
-    for dtype in kernels.pick((torch.bfloat16,), INPUTS):
-        for seed, shape in enumerate(kernels.pick([(192, 136), (130, 40)], SHAPES)):
-            x, least = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else gran_k), 1e-3 * (seed % 2)
-            right = reference(cast, x, use_ue8m0, gran_k, min_amax=least)
-            for same in kernels.layouts(x):
-                assert_same_bits(cast(same, use_ue8m0, gran_k, min_amax=least), right)
-                kernels.ran_times(1)
+    assert_matrices(kernels, getattr(deep_gemm, name), [(192, 136), (130, 40)], use_ue8m0=use_ue8m0, gran_k=gran_k)
 
 
 @three_casts
@@ -228,15 +237,7 @@ def test_other_blocks_are_the_references(kernels: Kernels) -> None:
 @pytest.mark.parametrize("mn_major", [False, True])
 def test_packed_scales(kernels: Kernels, gran_k: int, mn_major: bool) -> None:
     said: dict[str, Any] = {"gran_k": gran_k, "mn_major": mn_major, "use_packed_ue8m0": True}
-    for dtype in kernels.pick((torch.bfloat16,), INPUTS):
-        for seed, shape in enumerate(kernels.pick([(24, 264)], SHAPES)):
-            x = wild(*shape, dtype, seed)
-            right = reference(deep_gemm.per_token_cast_to_fp8, x, True, **said)
-            for same in kernels.layouts(x):
-                found = deep_gemm.per_token_cast_to_fp8(same, True, **said)
-                kernels.ran("rows")
-                assert found[1].stride() == right[1].stride()
-                assert_same_bits(found, right)
+    assert_matrices(kernels, deep_gemm.per_token_cast_to_fp8, [(24, 264)], use_ue8m0=True, **said)
     x = wild(24, 264, torch.bfloat16, 23)
     right = reference(deep_gemm.per_token_cast_to_fp8, x, True, **said)
     three = deep_gemm.per_token_cast_to_fp8(x.to(kernels.device).view(2, 12, 264), True, **said)
@@ -252,15 +253,8 @@ WIDE = (2, 1024), (3, 4104), (1, 8200), (1, 16392)
 @pytest.mark.parametrize("mn_major", [False, True])
 def test_rows_under_one_scale(kernels: Kernels, mn_major: bool, use_ue8m0: bool) -> None:
     """Rows of each number of lanes that share a row, and rows too long for a team to hold."""
-    for dtype in kernels.pick((torch.bfloat16,), INPUTS):
-        for seed, shape in enumerate(kernels.pick([(24, 264), *WIDE], [*SHAPES, *WIDE, (5, 40000)])):
-            x, said = wild(*shape, dtype, seed), dict[str, Any](gran_k=0, mn_major=mn_major, min_amax=1e-3 * (seed % 2))
-            right = reference(deep_gemm.per_token_cast_to_fp8, x, use_ue8m0, **said)
-            for same in kernels.layouts(x):
-                found = deep_gemm.per_token_cast_to_fp8(same, use_ue8m0, **said)
-                kernels.ran("rows")
-                assert found[1].stride() == right[1].stride()
-                assert_same_bits(found, right)
+    cast, said = deep_gemm.per_token_cast_to_fp8, {"use_ue8m0": use_ue8m0, "gran_k": 0, "mn_major": mn_major}
+    assert_matrices(kernels, cast, [(24, 264), *WIDE], [*SHAPES, *WIDE, (5, 40000)], **said)
     x = wild(24, 264, torch.bfloat16, 23).view(2, 3, 4, 264)
     right = reference(deep_gemm.per_token_cast_to_fp8, x, gran_k=0)
     assert_same_bits(deep_gemm.per_token_cast_to_fp8(x.to(kernels.device), gran_k=0), right)

@@ -207,7 +207,7 @@ NOT_DENSE = "expected a dense tensor, got layout torch.sparse_coo"
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (per_token_cast_to_fp4, ([1.0],), "TypeError: x: expected a tensor, got list"),
+        (per_token_cast_to_fp4, ([1.0],), "TypeError: x: expected a tensor, got a list of 1"),
         (per_token_cast_to_fp4, (torch.ones(2, 3),), "x: expected shape (..., m, k) with an even k, got "),
         (per_token_cast_to_fp4, (torch.ones(4),), "x: expected shape (..., m, k) with an even k, got (4,)"),
         (per_token_cast_to_fp4, (INT8,), "x: expected dtype float32, "),
@@ -222,7 +222,7 @@ NOT_DENSE = "expected a dense tensor, got layout torch.sparse_coo"
         (transpose_packed_fp4, (INT8.to_sparse(),), f"packed: {NOT_DENSE}"),
         (cast_back_from_fp4, (INT8, torch.ones(2, 2)), "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
         (cast_back_from_fp4, (INT8, INT8), "sf: expected dtype torch.float32, torch.int32 or torch.uint8, got"),
-        (quantize_mxfp4, ([1.0],), "TypeError: w: expected a tensor, got list"),
+        (quantize_mxfp4, ([1.0],), "TypeError: w: expected a tensor, got a list of 1"),
         (quantize_mxfp4, (torch.ones(32),), "w: expected BF16, FP16 or FP32 of shape (n, k) or (groups, "),
         (quantize_mxfp4, (torch.ones(2, 32).double(),), "w: expected BF16, FP16 or FP32 of shape (n, k) "),
         (quantize_mxfp4, (torch.ones(2, 48),), "w: expected a k that is a multiple of 32, got 48"),

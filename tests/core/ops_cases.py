@@ -443,13 +443,13 @@ def layout(given: Any) -> list[Any]:
 
 
 def bits(given: Any) -> Any:
-    """Tensors as numbers that compare bit by bit."""
+    """View tensors as integers, which compare bit by bit."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tree_map(lambda x: x.contiguous().view(kinds[x.element_size()]) if isinstance(x, Tensor) else x, given)
 
 
 def assert_same(got: Any, expected: Any) -> None:
-    """Tensors agree to the bit, and in how they lie."""
+    """Check that tensors have the same bits, shapes, strides, types and devices."""
     assert layout(got) == layout(expected)
     for x, y in zip(tree_leaves(bits(got)), tree_leaves(bits(expected)), strict=True):
         assert torch.equal(x, y) if isinstance(x, Tensor) else x == y

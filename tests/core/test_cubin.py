@@ -103,13 +103,6 @@ def test_the_reader_counts(mnemonic: str, times: int, body: str) -> None:
     assert counts_of(body).get(mnemonic) == times
 
 
-def test_ffma_on_registers_has_the_opcode_that_passes_look_for() -> None:
-    body = "p[threadIdx.x] = __fmaf_rn(p[1], p[2], p[3]);"
-    source = f'extern "C" __global__ void k(float* p) {{ {body} }}'
-    (kernel,) = read_kernels(compiled(source).cubin)
-    assert [i.low & 0xFFF for i in kernel.instructions if i.mnemonic == "FFMA"] == [0x223]
-
-
 def test_control_fields_lie_where_the_hardware_has_them() -> None:
     high = 5 << 41 | 1 << 45 | 2 << 46 | 6 << 49 | 0b100101 << 52 | 0b0010 << 58
     expected = Control(stall=5, yield_=1, write_barrier=2, read_barrier=6, wait_mask=0b100101, reuse=0b0010)

@@ -11,7 +11,6 @@ from example_calls import all_examples
 from helpers import int32
 from ops_cases import (
     B_HEADS,
-    B_ROWS,
     CACHE,
     CASES,
     GROUPS,
@@ -108,7 +107,6 @@ def samples() -> Iterator[Sample]:
     wt = turned(W)
     yield call(ops.fp8_gemm_nt.into, *rows(M, K, mn_major=True), *B, bf16(M, N))
     yield call(ops.fp8_gemm_nt.into, *a, *B, bf16(M, 2 * N)[:, :N], bf16(M, N))
-    yield call(ops.fp8_gemm_nt.into, *a, *B_ROWS, fp32(M, N), adds_to_d=True, recipe=[1, 1, 128])
     yield call(ops.fp8_gemm_nt_skip_head_mid.into, *a, *B_HEADS, bf16(M, 40), [16, 8, 16], recipe=[1, 128, 128])
     yield call(ops.cublaslt_gemm_nn.default, bf16(M, K), bf16(K, N), fp32(M, N))
     yield call(ops.cublaslt_gemm_tn.default, bf16(K, M), bf16(K, N), bf16(M, N), bf16(M, N))
@@ -169,7 +167,6 @@ def samples() -> Iterator[Sample]:
     yield call(ops.fp8_paged_mqa_logits.default, q, CACHE, weights_of_heads, contexts, *pages, False, torch.float32)
     yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(2, M, 8), fp32(2, M), 2)
     yield from bf16_samples()
-    yield call(ops.get_mn_major_tma_aligned_tensor.default, fp32(2, M, 1))
 
 
 def bf16_samples() -> Iterator[Sample]:

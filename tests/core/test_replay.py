@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import raising
+from helpers import in_threads, raising
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -392,7 +392,7 @@ def test_other_calls_go_back_to_python(native: Native, other: Any) -> None:
 
 @pytest.mark.parametrize("is_native", [True, False])
 def test_records_are_found_by_all_that_is_not_free(native: Native, is_native: bool) -> None:
-    """Rows are free. A pitch, the last bits of an address, and how many integers are stated, are not."""
+    """A record serves any number of rows, but one pitch, one alignment of addresses and one number of integers."""
     record, _, _ = one_launch(native)
     kept = replay.Records([((0,), ())] * 2, native.module if is_native else None)
 
@@ -532,11 +532,7 @@ def test_threads_replay_one_record(native: Native) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)  # else threads change in the middle of this driver, as they cannot in the real one
     try:
-        threads = [threading.Thread(target=run, args=(x,)) for x in calls]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(run, calls)
     finally:
         sys.setswitchinterval(interval)
     assert all(y.shape == x.shape for x, y in made)
@@ -586,7 +582,7 @@ def test_sanitizers_find_nothing_in_all_of_these_tests(built: Any) -> None:
         libraries.append(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
     if not all(Path(library).is_absolute() for library in libraries):
         pytest.skip("the C compiler has no sanitizers here")
-    # Python keeps memory until its end.
+    # Python frees much of its memory only by exiting, which would look like leaks.
     options = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0", "DG_TEST_SANITIZED": "1"}
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
     done = subprocess.run(command, env={**os.environ, **options}, capture_output=True, text=True, check=False)

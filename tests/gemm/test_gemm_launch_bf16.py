@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -87,13 +87,6 @@ CALLS: dict[str, tuple[Callable[[], object], list[str]]] = {
 }
 
 
-@pytest.fixture
-def only_compiles() -> Iterator[None]:
-    set_compile_mode(1)
-    yield
-    set_compile_mode(0)
-
-
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_launches_its_kernels(gpu: FakeGpu, call: str) -> None:
     ask, kernels = CALLS[call]
@@ -103,10 +96,10 @@ def test_a_call_launches_its_kernels(gpu: FakeGpu, call: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.usefixtures("only_compiles")
 def test_compile_mode_compiles_all_that_a_call_needs_and_computes_nothing(gpu: FakeGpu, call: str) -> None:
     """Both kernels of a sum too."""
     ask, kernels = CALLS[call]
+    set_compile_mode(1)
     ask()
     assert len(gpu.compiled) == len(kernels)
     assert any(isinstance(config, SlicesConfig) for config in gpu.compiled) == ("sum_slices" in kernels)

@@ -135,33 +135,21 @@ KINDS = list(product(("fp8", "bf16"), (BF16, FP32), (None, BF16, FP32)))
 
 
 @pytest.mark.parametrize(("kind", "dtype", "of_bias"), KINDS)
-def test_stacked_rows_have_the_bits_of_dense_products(kind: str, dtype: torch.dtype, of_bias: Any) -> None:
-    d, bias = torch.full((M, N), 7.0, dtype=dtype), None if of_bias is None else BIAS.to(of_bias)
-    if kind == "fp8":
-        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(A, B, d, IDS, bias=bias, **WHOLE)
-    else:
-        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(X16, W16, d, IDS, bias=bias)
+def test_rows_have_the_bits_of_dense_products(kind: str, dtype: torch.dtype, of_bias: Any) -> None:
+    a, b = (A, B) if kind == "fp8" else ((X16,), W16)
+    bias = None if of_bias is None else BIAS.to(of_bias)
+    said: Any = {"bias": bias, **(WHOLE if kind == "fp8" else {})}
+    d, masked = torch.full((M, N), 7.0, dtype=dtype), torch.full((GROUPS, M, N), 7.0, dtype=dtype)
+    copies = [x.expand(GROUPS, *x.shape).contiguous() for x in a]
+    stacked, spread = (tuple(each) if kind == "fp8" else each[0] for each in (a, copies))
+    getattr(deep_gemm, f"m_grouped_{kind}_gemm_nt_contiguous")(stacked, b, d, IDS, **said)
+    getattr(deep_gemm, f"m_grouped_{kind}_gemm_nt_masked")(spread, b, masked, COUNTS, M, **said)
     assert not d[IDS < 0].any()  # padding gets no bias
-    for group in (0, 2):
-        rows = group == IDS
-        x = (A[0][rows], A[1][rows]) if kind == "fp8" else (X16[rows],)
-        right = dense(x, group, None if bias is None else bias[group], dtype)
-        assert torch.equal(d[rows], right)
-
-
-@pytest.mark.parametrize(("kind", "dtype", "of_bias"), KINDS)
-def test_masked_rows_have_the_bits_of_dense_products(kind: str, dtype: torch.dtype, of_bias: Any) -> None:
-    d, bias = torch.full((GROUPS, M, N), 7.0, dtype=dtype), None if of_bias is None else BIAS.to(of_bias)
-    if kind == "fp8":
-        a = A[0].expand(GROUPS, M, K).contiguous(), A[1].expand(GROUPS, M, 1).contiguous()
-        deep_gemm.m_grouped_fp8_gemm_nt_masked(a, B, d, COUNTS, M, bias=bias, **WHOLE)
-    else:
-        stacked = X16.expand(GROUPS, M, K).contiguous()
-        deep_gemm.m_grouped_bf16_gemm_nt_masked(stacked, W16, d, COUNTS, bias=bias)
     for group, rows in enumerate(COUNTS.tolist()):
-        x = (A[0][:rows], A[1][:rows]) if kind == "fp8" else (X16[:rows],)
-        assert torch.equal(d[group, :rows], dense(x, group, None if bias is None else bias[group], dtype))
-        assert (d[group, rows:] == 7).all()
+        row = None if bias is None else bias[group]
+        assert torch.equal(d[group == IDS], dense([x[group == IDS] for x in a], group, row, dtype))
+        assert torch.equal(masked[group, :rows], dense([x[:rows] for x in a], group, row, dtype))
+        assert (masked[group, rows:] == 7).all()
 
 
 @pytest.mark.parametrize(("dtype", "of_bias"), [*product((BF16, FP32), repeat=2)])

@@ -378,10 +378,11 @@ def test_tokens_come_as_they_are(vllm: Any, all2all: str) -> None:
     assert takes(kind, config(moe_parallel_config=of)) == (all2all != "another")
 
 
-def linear_config(block: int = 128, **said: Any) -> Any:
-    def key(*shape: int) -> Any:
-        return SimpleNamespace(scale=SimpleNamespace(group_shape=shape))
+def key(*shape: int) -> Any:
+    return SimpleNamespace(scale=SimpleNamespace(group_shape=shape))
 
+
+def linear_config(block: int = 128, **said: Any) -> Any:
     usual = {"weight_quant_key": key(block, block), "activation_quant_key": key(1, block)}
     return SimpleNamespace(**usual | {"out_dtype": torch.bfloat16, "weight_shape": (72, 144)} | said)
 
@@ -402,10 +403,6 @@ def test_which_linear_layers_are_taken(vllm: Any) -> None:
 def test_which_linear_layers_by_rows_are_taken(vllm: Any) -> None:
     kind = importlib.import_module(OURS).DeepGemmRowLinear
     assert kind(None, ()).is_supported(100)[0] is False
-
-    def key(*shape: int) -> Any:
-        return SimpleNamespace(scale=SimpleNamespace(group_shape=shape))
-
     static = {"activation_quant_key": key(-1, -1)}
     for shape in ((-1, 1), (1, -1), (-1, -1)):
         assert kind.can_implement(linear_config(weight_quant_key=key(*shape), **static)) == (True, None)
@@ -421,7 +418,7 @@ def test_its_batch_invariant_mode_is_ours_too_and_layers_stay(vllm: Any, first: 
     assert deep_gemm.get_batch_invariant() == (first == "the start")
     vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
     layers = importlib.import_module(OURS)
-    by_row = SimpleNamespace(scale=SimpleNamespace(group_shape=(-1, 1)))
+    by_row = key(-1, 1)
     choices: dict[str, Any] = {
         "DeepGemmLinear": lambda: layers.DeepGemmLinear.can_implement(linear_config())[0],
         "DeepGemmRowLinear": lambda: layers.DeepGemmRowLinear.can_implement(linear_config(weight_quant_key=by_row))[0],

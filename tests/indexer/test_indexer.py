@@ -207,7 +207,7 @@ MISTAKES: dict[tuple[str, type[Exception]], list[tuple[dict[str, Any], str]]] = 
     ],
     ("rows", NotImplementedError): [
         *((of_heads(heads), f"multiple of 8 up to 128, got {heads}") for heads in (0, 4, 12, 136)),
-        (SHALLOW, "q: expected a depth of 32, 64, 128, got 16"),
+        (SHALLOW, "q: expected a depth of 32, 64 or 128, got 16"),
         ({"schedule_meta": torch.ones(3)}, "schedule_meta: expected None, got Tensor"),
     ],
     ("pages", ValueError): [
@@ -283,7 +283,7 @@ def test_entries_behind_the_longest_row_of_logits_may_be_anything() -> None:
 
 
 def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
-    """Lengths of several tokens with room between rows: read as one block they would be other lengths."""
+    """Columns of a wider table are not contiguous: read as one block they would give other lengths."""
     wide = torch.zeros(2, 5, dtype=torch.int32)
     wide[:, :2] = P.contexts
     with pytest.raises(ValueError, match=r"context_lens: expected a contiguous tensor, got strides \(5, 1\)"):

@@ -35,14 +35,20 @@ def cases_file(name: str) -> str:
 
 
 def case_names(cases: str) -> list[str]:
-    return re.findall(r"^CASE\((\w+)\)", cases, re.MULTILINE)
+    return [name for _, name in _found(cases)]
+
+
+def _found(cases: str) -> list[tuple[str, str]]:
+    """Whether each case has a barrier, and its name."""
+    return re.findall(r"^(BARRIER_)?CASE\((\w+)\)", cases, re.MULTILINE)
 
 
 @cache
 def _compiled(cases: str) -> HostKernel:
     calls = [
-        f"    case {index}: return {name}(c, shared, shared.bar, thread, thread / 32, thread % 32);\n"
-        for index, name in enumerate(case_names(cases))
+        f"    case {index}: {'init_barrier(shared.bar, thread);' * bool(has_barrier)}\n"
+        f"      return {name}(c, shared, shared.bar, thread, thread / 32, thread % 32);\n"
+        for index, (has_barrier, name) in enumerate(_found(cases))
     ]
     headers = {**cuda_sources(), "cases.cuh": cases_file("cases.cuh")}
     return compile_kernel("".join([cases, _KERNEL, *calls, "  }\n}\n"]), headers, name="cases")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import raising
+from helpers import raising, some
 from test_benchmark import NoFlush, measured
 from test_benchmark_rivals import contenders, small_case
 from torch import Tensor
@@ -45,6 +45,7 @@ from lab.bench import (
     products,
     rows,
     skip_head_mid,
+    tune,
     yardsticks,
 )
 from lab.bench.bench import Asked, planned
@@ -225,6 +226,17 @@ def test_a_run_has_rows_of_all_contenders_and_of_both_yardsticks(monkeypatch: py
     of.measure([("fp8_einsum", (5, 3, 272, 136))], only=(OURS, BF16), add=rows.extend, announce=told.append)
     assert [(row.kind, row.contender) for row in rows[2:]] == [("fp8_einsum", OURS), ("fp8_einsum", BF16)]
     assert (rows[:2], told) == (sticks, ["fp8_einsum 5x3x272x136"])
+
+
+def test_kernels_of_products_by_rows_are_compiled_ahead_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(yardsticks, "measure", lambda _: [])
+    monkeypatch.setattr(kinds, "measure_each", lambda *_: None)
+    monkeypatch.setattr(kinds, "chosen", lambda shape, output: (shape[0], output) if shape[0] > 5 else None)
+    monkeypatch.setattr(tune, "compile_all", lambda configs, _: compiled.extend(configs))
+    steps = [("rows_dense", shape) for shape in ((5, 8, 16), (6, 8, 16), (6, 9, 16))]
+    rows.KINDS.measure(steps, add=compiled.extend, announce=print)
+    assert compiled == [(6, output) for output in rows.KINDS.outputs]
 
 
 @pytest.mark.gpu
@@ -469,12 +481,12 @@ def few_layer() -> few_experts.FewExperts:
 
 def vllm_that_answers(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     """Install modules of vLLM's names, as far as the benchmark knows them."""
-    package = "vllm.model_executor.layers.fused_moe"
-    names = ["vllm", f"{package}.config", f"{package}.fused_moe"]
+    names = ["vllm", f"{few_experts.FUSED_MOE}.config", f"{few_experts.FUSED_MOE}.fused_moe"]
     found = {name: ModuleType(name) for name in names}
     found["vllm"].__spec__ = ModuleSpec("vllm", None)
     vars(found[names[1]])["fp8_w8a8_moe_quant_config"] = lambda *scales, block_shape: (scales, block_shape)
-    vars(found[names[2]])["fused_experts"] = answer
+    tables: dict[tuple[Any, ...], Any] = {(4, 96, None): {1: {}}, (4, 96, "fp8_w8a8", 128, 128): None}
+    vars(found[names[2]]).update(fused_experts=answer, get_moe_configs=lambda *key: tables[key])
     for name, module in found.items():
         monkeypatch.setitem(sys.modules, name, module)
 
@@ -495,6 +507,7 @@ def test_the_rivals_error_is_beside_our_result(
     ways[VLLM].call()
     error = ways[VLLM].error
     assert error is not None and 0 < error() < experts.MOST_ERROR
+    assert some(ways[VLLM].table)() == few_experts.UNTUNED
     few_layer.out.mul_(2)
     assert 0.4 < error() < 0.6
 
@@ -532,6 +545,7 @@ def test_mixtures_in_bf16_are_near_torchs_and_take_vllms_kernels_without_scales(
     ways[VLLM].call()
     error = ways[VLLM].error
     assert error is not None and 0 < error() < bf16_experts.MOST_ERROR
+    assert some(ways[VLLM].table)() == few_experts.TUNED
     assert "wrong: relative error" in str(layer.check(layer.out.zero_)[1])
     used = len(set(layer.topk_ids.flatten().tolist()))
     assert layer.work.bytes == used * 3 * 96 * 256 * 2 + 2 * 6 * 256 * 2

@@ -98,7 +98,7 @@ LINES: Mapping[str, tuple[str, ...]] = {
     "few_experts": (
         "64x6x1024x2048x352 60.00 30.00 2.00 120.0 0.50",
         "64x6x1024x2048x352 deep_gemm: product 54.0; fp8_gemm",
-        "64x6x1024x2048x352 vllm: product 54.0; error 0.01",
+        "64x6x1024x2048x352 vllm: product 54.0; error 0.01, table unknown",
     ),
     "bf16_experts": ("128x8x4096x2048x768 60.00 30.00 2.00 80.00 0.75 120.0 0.50",),
     "fine_dense": ("1024x4096x7168 60.00 80.00 90.00 1.50 120.0 2.00 30.00 0.50 180.0 3.00", "32x32 by 1x128 to 64"),

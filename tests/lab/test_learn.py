@@ -49,10 +49,12 @@ def test_the_page_shows_what_the_command_prints() -> None:
 def test_the_page_shows_what_the_simulator_says_of_each_mistake() -> None:
     shown = blocks(PRODUCT, "text")[1:]
     assert len(shown) == len(learn.BROKEN) == 5
-    assert shown_by("broken") == "".join(
+    *mistakes, ending = shown_by("broken").splitlines(keepends=True)
+    assert "".join(mistakes) == "".join(
         f"{number}. {mutation.name}\n{text}\n"
         for number, (mutation, text) in enumerate(zip(learn.BROKEN, shown, strict=True), 1)
     )
+    assert f"`{ending.strip()}`" in PRODUCT
 
 
 @pytest.mark.parametrize("step", learn.STEPS, ids=lambda step: step.title)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import host_mutations
 import pytest
+from mutated import CAUGHT, DOES_NOT_COMPILE, MISSED, try_mutation
 
 from lab.sim import HostCompileError, HostKernel
-from lab.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, try_mutation
+from lab.sim.mutate import Mutation
 from lab.sim.trial import Trial
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -34,7 +34,8 @@ def compile_all(n: int, *, shapes: Iterable[int] | None = None) -> tuple[bytes, 
 def wrapper_names() -> list[str]:
     """Every function in `ptx/`."""
     text = "\n".join(path.read_text() for path in sorted((PACKAGE / "core" / "ptx").glob("*.cuh")))
-    return sorted(set(re.findall(r"^DEVICE \S+&? (\w+)\(", text, re.MULTILINE)))
+    made = re.findall(r'^PTX_\w+\((?:.*?"\w", )?(\w+), ', text, re.MULTILINE)
+    return sorted({*made, *re.findall(r"^DEVICE \S+&? (\w+)\(", text, re.MULTILINE)})
 
 
 def test_the_kernel_of_this_test_calls_every_wrapper() -> None:

@@ -17,7 +17,7 @@ from lab.sim import SimulationError
 pytestmark = pytest.mark.host_compiler
 
 CASES = cases_file("failures.cuh")
-FAILURES = {name: words for words, name in re.findall(r"((?:^// .+\n)+)CASE\((\w+)\)", CASES, re.MULTILINE)}
+FAILURES = {name: words for words, name in re.findall(r"((?:^// .+\n)+)(?:\w+_)?CASE\((\w+)\)", CASES, re.MULTILINE)}
 LARGER: dict[str, Any] = {"in_map": TensorMap(ElementType.FLOAT32, (32, 64), (512,), (32, 8), 128)}
 LARGER |= {"data": torch.zeros(100 * 4)}
 OPTIONS: dict[str, dict[str, Any]] = {"tma_map_larger_than_the_tensor": LARGER}

@@ -77,7 +77,7 @@ def test_settings_choose_the_tile_anew(gpu: FakeGpu) -> None:
 
 
 def test_a_cluster_is_of_tiles_and_of_parts_of_k(gpu: FakeGpu) -> None:
-    """Rows of all k-blocks are shared out as far as clusters go; a few are not."""
+    """CTAs of a cluster share the cast if k is not split; if it is, fewer share it."""
     whole = ((1, 128, 1, 2), (16, 512, 1, 2), (16, 2048, 1, 4))
     split = ((1, 7168, 3, 1), (16, 7168, 3, 2), (16, 7168, 8, 1))
     for m, k, cluster_k, cluster_n in whole + split:

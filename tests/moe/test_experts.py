@@ -92,24 +92,6 @@ def called(arguments: dict[str, Any]) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize(("tokens", "topk", "num"), [(12, 3, 5), (1, 1, 1), (40, 2, 3), (5, 8, 32), (150, 2, 2)])
-@pytest.mark.parametrize("limit", [None, 0.5])
-def test_it_is_a_loop_over_experts_to_the_bit(tokens: int, topk: int, num: int, limit: float | None) -> None:
-    arguments = call(tokens, topk, num, limit=limit)
-    assert same_bits(called(arguments), one_by_one(**arguments))
-
-
-OF_GPT_OSS, SITU = {"alpha": 1.702, "beta": 1.0, "limit": 7.0}, {"activation": "situ"}
-
-
-@pytest.mark.parametrize("gating", [OF_GPT_OSS, SITU, SITU | {"alpha": 2, "beta": 9}], ids=str)
-def test_other_activations_are_those_of_the_cast(gating: dict[str, Any]) -> None:
-    arguments = call(12, 3, 5, **gating)
-    out = called(arguments)
-    assert same_bits(out, one_by_one(**arguments))
-    assert not same_bits(out, called(call(12, 3, 5)))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
 @pytest.mark.parametrize("route_weights", [torch.float32, torch.bfloat16, torch.float16])
@@ -119,17 +101,6 @@ def test_types_of_arguments(dtype: torch.dtype, ids: torch.dtype, route_weights:
     arguments["topk_ids"] = arguments["topk_ids"].to(ids)
     arguments["topk_weights"] = arguments["topk_weights"].to(route_weights)
     assert same_bits(called(arguments), one_by_one(**arguments))
-
-
-def test_it_is_near_the_layer_in_fp64() -> None:
-    arguments = call(64)
-    w1, w2 = (dequantize(values, scales, 128) for values, scales in (arguments["w1"], arguments["w2"]))
-    exact, x = torch.zeros(64, HIDDEN, dtype=torch.float64), arguments["x"].double()
-    for t, column in (arguments["topk_ids"] >= 0).nonzero().tolist():
-        expert = int(arguments["topk_ids"][t, column])
-        gate, up = (w1[expert] @ x[t]).chunk(2)
-        exact[t] += float(arguments["topk_weights"][t, column]) * (w2[expert] @ (torch.nn.functional.silu(gate) * up))
-    assert deep_gemm.calc_diff(called(arguments), exact) < 2e-3
 
 
 def test_it_is_its_parts() -> None:
@@ -233,9 +204,6 @@ def test_experts_without_rows_add_no_bias_and_compiled_layers_have_the_same_bits
     assert called(tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, arguments)).shape == out.shape
 
 
-# Weights in BF16
-
-
 def bf16_call(tokens: int = TOKENS, topk: int = TOPK, num: int = NUM, inter: int = 72, **more: Any) -> dict[str, Any]:
     w1, w2 = random(num, 2 * inter, HIDDEN, seed=1), random(num, HIDDEN, inter, seed=2)
     return call(tokens, topk, num) | {"w1": w1, "w2": w2} | more
@@ -252,11 +220,61 @@ def bf16_one_by_one(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Tenso
     return summed(y, topk_ids, topk_weights)
 
 
+# Both kinds of weights
+
+
+BOTH: dict[str, Any] = {"fp8": (call, one_by_one), "bf16": (bf16_call, bf16_one_by_one)}
+EACH = pytest.mark.parametrize("kind", BOTH)
+OF_GPT_OSS, SITU = {"alpha": 1.702, "beta": 1.0, "limit": 7.0}, {"activation": "situ"}
+
+
+@EACH
 @pytest.mark.parametrize(("tokens", "topk", "num"), [(12, 3, 5), (1, 1, 1), (40, 2, 3), (5, 8, 32), (150, 2, 2)])
-@pytest.mark.parametrize("gating", [{}, {"limit": 0.5}, OF_GPT_OSS, SITU], ids=str)
-def test_bf16_weights_make_it_a_loop_over_experts_to_the_bit(tokens: int, topk: int, num: int, gating: Any) -> None:
-    arguments = bf16_call(tokens, topk, num, **gating)
-    assert same_bits(called(arguments), bf16_one_by_one(**arguments))
+@pytest.mark.parametrize("gating", [{}, {"limit": 0.5}, OF_GPT_OSS, SITU, SITU | {"alpha": 2, "beta": 9}], ids=str)
+def test_it_is_a_loop_over_experts_to_the_bit(kind: str, tokens: int, topk: int, num: int, gating: Any) -> None:
+    of_kind, one_by_one = BOTH[kind]
+    arguments = of_kind(tokens, topk, num, **gating)
+    out = called(arguments)
+    assert same_bits(out, one_by_one(**arguments))
+    assert not gating or not same_bits(out, called(of_kind(tokens, topk, num)))
+
+
+def in_fp64(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    """The layer of FP64 weights, expert by expert."""
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for t, column in (topk_ids >= 0).nonzero().tolist():
+        expert = int(topk_ids[t, column])
+        gate, up = (w1[expert] @ x[t].double()).chunk(2)
+        out[t] += float(topk_weights[t, column]) * (w2[expert] @ (torch.nn.functional.silu(gate) * up))
+    return out
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("fp8", 1e-4, 2e-3), ("bf16", 0, 2e-5)])
+def test_it_is_near_the_layer_in_fp64(kind: str, least: float, most: float) -> None:
+    arguments = BOTH[kind][0](64)
+    exact: Any = (lambda w: dequantize(w[0], w[1], 128)) if kind == "fp8" else Tensor.double
+    of = {name: exact(arguments[name]) for name in ("w1", "w2")}
+    assert least < deep_gemm.calc_diff(called(arguments), in_fp64(**{**arguments, **of})) < most
+
+
+@pytest.mark.gpu
+@EACH
+@pytest.mark.parametrize("tokens", [1, 100, 2000])
+def test_a_gpu_computes_it_and_a_graph_captures_it(kind: str, tokens: int) -> None:
+    arguments = BOTH[kind][0](tokens)
+    on_gpu: dict[str, Any] = tree_map(Tensor.cuda, arguments)
+    called(on_gpu)
+    graph, out = captured(called, on_gpu)
+    for seed in range(3):
+        arguments["topk_ids"] = random_routes(tokens, TOPK, NUM, seed)
+        on_gpu["topk_ids"].copy_(arguments["topk_ids"])
+        graph.replay()
+        # Sums of a GPU's products are rounded otherwise, so some elements of h become the next FP8 number.
+        assert deep_gemm.calc_diff(out.cpu(), called(arguments)) < (1e-4 if kind == "fp8" else 1e-5)
+        assert same_bits(called(on_gpu).cpu(), out.cpu())
+
+
+# Weights in BF16
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -264,19 +282,6 @@ def test_tokens_of_other_types_are_rounded_to_bf16(dtype: torch.dtype) -> None:
     arguments = bf16_call()
     arguments["x"] = arguments["x"].to(dtype) * 1.01
     assert same_bits(called(arguments), bf16_one_by_one(**arguments))
-
-
-def test_the_layer_in_bf16_is_nearer_to_fp64_than_that_in_fp8() -> None:
-    arguments = bf16_call(64, inter=80)
-    fp8 = {name: per_block_cast_to_fp8(arguments[name]) for name in ("w1", "w2")}
-    exact, x = torch.zeros(64, HIDDEN, dtype=torch.float64), arguments["x"].double()
-    for t, column in (arguments["topk_ids"] >= 0).nonzero().tolist():
-        expert = int(arguments["topk_ids"][t, column])
-        gate, up = (arguments["w1"][expert].double() @ x[t]).chunk(2)
-        y = arguments["w2"][expert].double() @ (torch.nn.functional.silu(gate) * up)
-        exact[t] += float(arguments["topk_weights"][t, column]) * y
-    assert deep_gemm.calc_diff(called(arguments), exact) < 2e-5
-    assert deep_gemm.calc_diff(called({**arguments, **fp8}), exact) > 1e-4
 
 
 def test_bf16_weights_lie_in_any_way_that_products_take() -> None:
@@ -329,22 +334,6 @@ def test_a_mistake_in_bf16_weights_is_refused_in_words(changes: dict[str, Any], 
     assert_mistake(experts, given, message)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [1, 100, 2000])
-def test_a_gpu_computes_it_in_bf16_and_a_graph_captures_it(tokens: int) -> None:
-    arguments = bf16_call(tokens)
-    on_gpu = {name: given.cuda() for name, given in arguments.items()}
-    called(on_gpu)
-    graph, out = captured(called, on_gpu)
-    for seed in range(3):
-        arguments["topk_ids"] = random_routes(tokens, TOPK, NUM, seed)
-        on_gpu["topk_ids"].copy_(arguments["topk_ids"])
-        graph.replay()
-        assert deep_gemm.calc_diff(out.cpu(), called(arguments)) < 1e-5
-        again = called(on_gpu)
-        assert same_bits(again.cpu(), out.cpu())
-
-
 # Workspace
 
 
@@ -391,20 +380,6 @@ def test_the_host_reads_no_value_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         out = called({**arguments, "w1": w1, "w2": w2, "limit": 7.0})
         assert out.device.type == "meta"
         experts(**arguments, w1=w1, w2=w2, out=out)
-
-
-@pytest.mark.gpu
-def test_a_gpu_computes_it_and_a_graph_captures_it() -> None:
-    arguments = call(100)
-    on_gpu: dict[str, Any] = tree_map(Tensor.cuda, arguments)
-    called(on_gpu)
-    graph, out = captured(called, on_gpu)
-    for seed in range(3):
-        arguments["topk_ids"] = random_routes(100, TOPK, NUM, seed)
-        on_gpu["topk_ids"].copy_(arguments["topk_ids"])
-        graph.replay()
-        # Sums of a GPU's products are rounded otherwise, so some elements of h become the next FP8 number.
-        assert deep_gemm.calc_diff(out.cpu(), called(arguments)) < 1e-4
 
 
 # Mistakes

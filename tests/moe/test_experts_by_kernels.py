@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import addressed_kernels
@@ -15,11 +17,10 @@ from test_distributed_decode import with_fp4
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.gemm.kinds.works import ENDS, IDS
 from deep_gemm.moe import api as layers
-from deep_gemm.moe import routing
+from deep_gemm.moe import experts_few, routing
 
 EXPERTS, HIDDEN, INTER, TOPK = 6, 272, 144, 3
 ALL = ["route_rows", "cast_rows", "fp8_gemm_rows", "cast_rows", "fp8_gemm_rows", "gather_weighted"]
@@ -40,10 +41,13 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 @on_cpu
-def weights(hidden: int = HIDDEN, inter: int = INTER) -> tuple[Operand, Operand]:
+def weights(hidden: int = HIDDEN, inter: int = INTER, cast: Any = deep_gemm.per_block_cast_to_fp8) -> tuple[Any, Any]:
     g = torch.Generator().manual_seed(1)
     w1, w2 = (torch.randn(EXPERTS, n, k, generator=g) / k**0.5 for n, k in ((2 * inter, hidden), (hidden, inter)))
-    return deep_gemm.per_block_cast_to_fp8(w1), deep_gemm.per_block_cast_to_fp8(w2)
+    return cast(w1), cast(w2)
+
+
+bf16_weights = partial(weights, cast=Tensor.bfloat16)
 
 
 def tokens_of(tokens: int, types: Any = USUAL, hidden: int = HIDDEN) -> Tokens:
@@ -58,36 +62,63 @@ def right(*given: Any, **said: Any) -> Tensor:
     return some(deep_gemm.experts(*given, **said))
 
 
-@pytest.mark.parametrize("types", [USUAL, (torch.float32, torch.int32, torch.bfloat16)])
-@pytest.mark.parametrize("said", [{}, {"limit": 0.5}, {"activation": "situ", "alpha": 1.5, "beta": 2.0}])
-def test_calls_have_the_bits_of_the_cpu_by_few_records(seen: Seen, types: Any, said: Any) -> None:
-    w1, w2 = weights()
-    for tokens in (37, 1, 4, 130, 0):
-        one = tokens_of(tokens, types)
-        expected = right(*one, w1, w2, **said)
-        room = torch.full((tokens + 1, HIDDEN), torch.nan, dtype=torch.bfloat16)
-        for out in (None, room[:tokens]):
+GATINGS = pytest.mark.parametrize("said", [{}, {"limit": 0.5}, {"activation": "situ", "alpha": 1.5, "beta": 2.0}])
+MANY_OR_NOT = pytest.mark.parametrize("many", [False, True])
+OTHER_TYPES = torch.float32, torch.int32, torch.bfloat16
+
+
+def take_as_many(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+    """Let any number of rows count as many, or none."""
+    for module in (layers, routing):
+        monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
+
+
+def assert_calls(
+    seen: Seen,
+    both: Any,
+    tokens: Sequence[int],
+    others: Sequence[int],
+    check: Callable[[int], object],
+    types: Any = USUAL,
+    **said: Any,
+) -> None:
+    """Calls have the bits of the CPU, made and into an output, and what `check` asks; others have the same records."""
+    hidden = (both[1] if isinstance(both[1], Tensor) else both[1][0]).shape[1]
+    for number in tokens:
+        one = tokens_of(number, types, hidden)
+        one[1][number // 2 : number // 2 + 1] = 1  # a token that names an expert several times
+        expected = right(*one, *both, **said)
+        room = torch.full((number + 1, hidden), torch.nan, dtype=torch.bfloat16)
+        for out in (None, room[:number]):
             seen.gpu.launches.clear()
-            got = deep_gemm.experts(*one, w1, w2, out=out, **said)
-            assert same_bits(got if out is None else out, expected) and (got is None) == (out is not None)
-            assert not tokens or seen.names == (FEW if tokens <= 8 and types == USUAL else ALL)
-        assert bool(room[tokens:].isnan().all())
-    assert [each is None for each in seen.made] == [False] * 8 + [True] * 2, "torch writes zeros for no tokens"
+            got = deep_gemm.experts(*one, *both, out=out, **said)
+            assert same_bits(got if out is None else out, expected) and (got is None) == (out is not None), number
+            check(number)
+        assert bool(room[number:].isnan().all())
+    assert seen.made.count(None) == 2 * tokens.count(0), "torch writes zeros for no tokens"
     seen.cleared()
-    for tokens in (36, 3, 129):
-        one = tokens_of(tokens, types)
-        assert same_bits(deep_gemm.experts(*one, w1, w2, **said), right(*one, w1, w2, **said))
+    for number in others:
+        one = tokens_of(number, types, hidden)
+        assert same_bits(deep_gemm.experts(*one, *both, **said), right(*one, *both, **said))
     assert not seen.made, "other tokens have the same records"
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("types", [USUAL, OTHER_TYPES])
+@GATINGS
+def test_calls_have_the_bits_of_the_cpu_by_few_records(seen: Seen, types: Any, said: Any) -> None:
+    def check(tokens: int) -> None:
+        assert not tokens or seen.names == (FEW if tokens <= 8 and types == USUAL else ALL)
+
+    assert_calls(seen, weights(), (37, 1, 4, 130, 0), (36, 3, 129), check, types, **said)
+
+
+@MANY_OR_NOT
 @pytest.mark.parametrize("which", ["none", "w1 and w2", "w1", "w2"])
 def test_few_and_many_rows_of_any_weights_have_the_bits_of_the_cpu(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, which: str, many: bool
 ) -> None:
     monkeypatch.setattr(test_distributed_decode, "HIDDEN", 256)
-    for module in (layers, routing):
-        monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
+    take_as_many(monkeypatch, many)
     both = with_fp4(EXPERTS, which)
     for tokens in (17, 37):
         one = tokens_of(tokens, hidden=256)
@@ -98,69 +129,35 @@ def test_few_and_many_rows_of_any_weights_have_the_bits_of_the_cpu(
     assert None not in seen.made
 
 
-@on_cpu
-def bf16_weights(hidden: int = HIDDEN, inter: int = INTER) -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(1)
-    w1, w2 = (torch.randn(EXPERTS, n, k, generator=g) / k**0.5 for n, k in ((2 * inter, hidden), (hidden, inter)))
-    return w1.bfloat16(), w2.bfloat16()
-
-
-@pytest.mark.parametrize("many", [False, True])
-@pytest.mark.parametrize("types", [USUAL, (torch.float32, torch.int32, torch.bfloat16)])
-@pytest.mark.parametrize("said", [{}, {"limit": 0.5}, {"activation": "situ", "alpha": 1.5, "beta": 2.0}])
+@MANY_OR_NOT
+@pytest.mark.parametrize("types", [USUAL, OTHER_TYPES])
+@GATINGS
 def test_bf16_weights_have_the_bits_of_the_cpu_by_one_record(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, types: Any, said: Any, many: bool
 ) -> None:
     """Sizes are multiples of 8, and no scale is in memory. Of many rows the first product activates."""
-    for module in (layers, routing):
-        monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
-    activates = many and "activation" not in said
-    kernels = [*BY_BF16[:3], *BY_BF16[3 + activates :]]
-    both = bf16_weights(136, 72)
-    for tokens in (37, 1, 130):
-        one = tokens_of(tokens, types, 136)
-        expected = right(*one, *both, **said)
-        room = torch.full((tokens + 1, 136), torch.nan, dtype=torch.bfloat16)
-        for out in (None, room[:tokens]):
-            seen.gpu.launches.clear()
-            got = deep_gemm.experts(*one, *both, out=out, **said)
-            assert same_bits(got if out is None else out, expected)
-            assert seen.names == kernels
-            works = [each.config.work.name for each in seen.gpu.launches if each.kernel == "bf16_gemm"]
-            assert works == [(ENDS if many else IDS).name] * 2
-            assert [each.is_dependent for each in seen.gpu.launches] == [False, *[not many] * (len(kernels) - 1)]
-        assert bool(room[tokens:].isnan().all())
-    assert None not in seen.made
-    seen.cleared()
-    for tokens in (36, 129):
-        one = tokens_of(tokens, types, 136)
-        assert same_bits(deep_gemm.experts(*one, *both, **said), right(*one, *both, **said))
-    assert not seen.made, "other tokens have the same records"
+    take_as_many(monkeypatch, many)
+    kernels = [*BY_BF16[:3], *BY_BF16[3 + (many and "activation" not in said) :]]
+
+    def check(_: int) -> None:
+        assert seen.names == kernels
+        works = [each.config.work.name for each in seen.gpu.launches if each.kernel == "bf16_gemm"]
+        assert works == [(ENDS if many else IDS).name] * 2
+        assert [each.is_dependent for each in seen.gpu.launches] == [False, *[not many] * (len(kernels) - 1)]
+
+    assert_calls(seen, bf16_weights(136, 72), (37, 1, 130), (36, 129), check, types, **said)
 
 
 @pytest.mark.parametrize("types", [USUAL, (torch.bfloat16, torch.int32, torch.float16)])
-@pytest.mark.parametrize("said", [{}, {"limit": 0.5}, {"activation": "situ", "alpha": 1.5, "beta": 2.0}])
+@GATINGS
 @pytest.mark.parametrize("form", ["BF16", "blocks", "rows", "rows, blocks"])
 def test_few_tokens_stream_weights_by_one_record(seen: Seen, types: Any, said: Any, form: str) -> None:
+    def check(tokens: int) -> None:
+        assert seen.names == (FEW if tokens <= 8 else BY_BF16 if form == "BF16" else ALL)
+        assert [each.is_dependent for each in seen.gpu.launches][:3] == [False, True, True]
+
     both = bf16_weights(inter=72) if form == "BF16" else on_cpu(weights_of)(form, EXPERTS, HIDDEN, 144)
-    for tokens in (1, 8, 9, 17):
-        one = tokens_of(tokens, types)
-        one[1][0] = one[1][0, 0]  # a token that names an expert several times
-        expected = right(*one, *both, **said)
-        room = torch.full((tokens + 1, HIDDEN), torch.nan, dtype=torch.bfloat16)
-        for out in (None, room[:tokens]):
-            seen.gpu.launches.clear()
-            got = deep_gemm.experts(*one, *both, out=out, **said)
-            assert same_bits(got if out is None else out, expected), tokens
-            assert seen.names == (FEW if tokens <= 8 else BY_BF16 if form == "BF16" else ALL)
-            assert [each.is_dependent for each in seen.gpu.launches][:3] == [False, True, True]
-        assert bool(room[tokens:].isnan().all())
-    assert None not in seen.made
-    seen.cleared()
-    for tokens in (3, 15):
-        one = tokens_of(tokens, types)
-        assert same_bits(deep_gemm.experts(*one, *both, **said), right(*one, *both, **said))
-    assert not seen.made, "other tokens have the same records"
+    assert_calls(seen, both, (1, 8, 9, 17), (3, 15), check, types, **said)
 
 
 def test_layers_that_the_kernel_of_few_tokens_is_not_for_take_the_usual_way(seen: Seen) -> None:
@@ -189,6 +186,19 @@ def test_layers_that_the_kernel_of_few_tokens_is_not_for_take_the_usual_way(seen
     assert same_bits(deep_gemm.experts(x, ids, p, w1, w2), right(x, ids, p, w1, w2)) and seen.names == FEW
 
 
+@pytest.mark.parametrize("most", [TOPK - 1, TOPK, EXPERTS])
+@pytest.mark.parametrize("form", ["BF16", "blocks"])
+def test_many_bytes_of_fp8_weights_take_the_usual_way(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, most: int
+) -> None:
+    both = bf16_weights() if form == "BF16" else weights()
+    monkeypatch.setattr(experts_few, "MOST_BYTES", most * 3 * INTER * HIDDEN)
+    for tokens in (1, 2, 5, 1):
+        one, is_few = tokens_of(tokens), form == "BF16" or min(tokens * TOPK, EXPERTS) <= most
+        seen.cleared()
+        assert same_bits(deep_gemm.experts(*one, *both), right(*one, *both)) and seen.names == (FEW if is_few else ALL)
+
+
 @pytest.mark.parametrize("form", ["BF16", "blocks"])
 def test_the_last_token_of_a_long_text_may_have_any_pitch(seen: Seen, form: str) -> None:
     both = bf16_weights(inter=144) if form == "BF16" else on_cpu(weights_of)(form, EXPERTS, HIDDEN, 144)
@@ -197,32 +207,23 @@ def test_the_last_token_of_a_long_text_may_have_any_pitch(seen: Seen, form: str)
     assert same_bits(deep_gemm.experts(far, ids, p, *both), right(x, ids, p, *both)) and seen.names == FEW
 
 
-@pytest.mark.parametrize("many", [False, True])
+@MANY_OR_NOT
 @pytest.mark.parametrize("biases", ["", "1", "2", "12"])
 @pytest.mark.parametrize("form", [*SCALED, "BF16"])
 def test_scales_of_rows_and_biases_have_the_bits_of_the_cpu_by_one_record(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, biases: str, many: bool
 ) -> None:
-    for module in (layers, routing):
-        monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
+    take_as_many(monkeypatch, many)
     both = on_cpu(weights_of)(form, EXPERTS, 256, 128)
     more: dict[str, Any] = {f"w{name}_bias": torch.randn(EXPERTS, 256) for name in biases}
-    for tokens in (17, 37):
-        one = tokens_of(tokens, hidden=256)
-        expected = right(*one, *both, **more)
-        for out in (None, torch.full_like(one[0], torch.nan)):
-            seen.gpu.launches.clear()
-            got = deep_gemm.experts(*one, *both, out=out, **more)
-            assert same_bits(got if out is None else out, expected)
-            casts = seen.names.count("cast_rows")
-            assert (casts == 1) == (many and form in ("blocks", "BF16") and "1" not in biases)
-            assert seen.names.count("lay_scales") == many * (form.startswith("blocks") or form == "FP4")
-            assert [each.is_dependent for each in seen.gpu.launches[1:]] == [not many] * (len(seen.gpu.launches) - 1)
-    assert None not in seen.made
-    seen.made.clear()
-    one = tokens_of(36, hidden=256)
-    assert same_bits(deep_gemm.experts(*one, *both, **more), right(*one, *both, **more))
-    assert not seen.made, "other tokens have the same record"
+
+    def check(_: int) -> None:
+        casts = seen.names.count("cast_rows")
+        assert (casts == 1) == (many and form in ("blocks", "BF16") and "1" not in biases)
+        assert seen.names.count("lay_scales") == many * (form.startswith("blocks") or form == "FP4")
+        assert [each.is_dependent for each in seen.gpu.launches[1:]] == [not many] * (len(seen.gpu.launches) - 1)
+
+    assert_calls(seen, both, (17, 37), (36,), check, **more)
     three = tokens_of(3, hidden=256)
     for name, bias in more.items():
         with pytest.raises(ValueError, match=f"out: expected memory that does not overlap {name}"):
@@ -276,8 +277,7 @@ def test_a_record_launches_what_the_call_itself_does(seen: Seen, monkeypatch: py
     """For few rows a kernel may begin before the kernel ahead ends, and may load its weight before that end."""
     both, one = weights(inter=128), tokens_of(17)
     if form == "many":
-        for module in (layers, routing):
-            monkeypatch.setattr(module, "MANY_ROWS", 1)
+        take_as_many(monkeypatch, True)
     ready: list[bool] = []
     compute = addressed_kernels.fp8_gemm_few_rows
 

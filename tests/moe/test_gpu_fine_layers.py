@@ -29,6 +29,12 @@ def experts_call(tokens: int, of: tuple[int, int], form: str | None, hidden: int
     return x, random_routes(tokens, 3, 8), p, w1, fine_weight(8, hidden, inter, of=of, form=form, seed=2)
 
 
+def check_experts(given: Any, **said: Any) -> None:
+    """Both devices activate on their own: a sigmoid may be 2^-17 of itself away, and a cast a neighbour."""
+    right = some(deep_gemm.experts(*given, **said))
+    assert deep_gemm.calc_diff(some(deep_gemm.experts(*on_gpu(given), **said)).cpu(), right) < 1e-4
+
+
 @pytest.mark.parametrize("gran_k", [None, 128])
 @pytest.mark.parametrize("of", FINE, ids=str)
 @pytest.mark.parametrize(("n", "k"), [(264, 1056), (576, 288), (2112, 576)])
@@ -60,12 +66,8 @@ def test_a_linear_layer_is_cast_and_product(m: int, form: str | None, bias_dtype
 @pytest.mark.parametrize("of", FINE, ids=str)
 @pytest.mark.parametrize("tokens", [1, 40, 1500])
 def test_experts(tokens: int, of: tuple[int, int], form: str | None) -> None:
-    """Both devices activate on their own: a sigmoid may be 2^-17 of itself away, and a cast a neighbour."""
-    given = experts_call(tokens, of, form)
     for gran_k in (None, 128):
-        right = deep_gemm.experts(*given, limit=0.5, gran_k=gran_k)
-        got = some(deep_gemm.experts(*map(on_gpu, given), limit=0.5, gran_k=gran_k))
-        assert deep_gemm.calc_diff(got.cpu(), some(right)) < 1e-4
+        check_experts(experts_call(tokens, of, form), limit=0.5, gran_k=gran_k)
 
 
 @pytest.mark.parametrize("form", [None, "e8m0"])
@@ -89,13 +91,12 @@ def test_a_graph_sees_weights_that_were_refreshed_in_place(of: tuple[int, int], 
     assert same_bits(replayed.cpu(), y.cpu())
 
 
-@pytest.mark.parametrize("gran_k", [None, 128])
-@pytest.mark.parametrize("of", FINE, ids=str)
-def test_experts_of_a_group_of_one(tmp_path: Path, of: tuple[int, int], gran_k: int | None) -> None:
-    x, ids, p, w1, w2 = on_gpu(experts_call(12, of, "e8m0"))
+def check_group_of_one(at: Path, given: Any, *, gran_k: int | None = None, peer_memory: bool = False) -> None:
+    """A group of one computes what one GPU does, and so does a graph of it."""
+    x, ids, p, w1, w2 = on_gpu(given)
     right = some(deep_gemm.experts(x, ids, p, w1, w2, gran_k=gran_k))
-    with group_of_one(tmp_path):
-        layer = deep_gemm.distributed.Experts(8, w1, w2, max_tokens=16, gran_k=gran_k)
+    with group_of_one(at):
+        layer = deep_gemm.distributed.Experts(8, w1, w2, max_tokens=16, gran_k=gran_k, peer_memory=peer_memory)
         for got in (layer(x, ids, p), layer.decode(x, ids, p)):
             assert same_bits(some(got).cpu(), right.cpu())
         graph, out = torch.cuda.CUDAGraph(), torch.empty_like(x)
@@ -103,6 +104,13 @@ def test_experts_of_a_group_of_one(tmp_path: Path, of: tuple[int, int], gran_k: 
             layer.decode(x, ids, p, out=out)
         graph.replay()
         assert same_bits(out.cpu(), right.cpu())
+        layer.check()
+
+
+@pytest.mark.parametrize("gran_k", [None, 128])
+@pytest.mark.parametrize("of", FINE, ids=str)
+def test_experts_of_a_group_of_one(tmp_path: Path, of: tuple[int, int], gran_k: int | None) -> None:
+    check_group_of_one(tmp_path, experts_call(12, of, "e8m0"), gran_k=gran_k)
 
 
 # FP4 weights on a GPU: products of grouped rows, layers, mega MoE, beside the reference on the CPU and in graphs.
@@ -211,13 +219,9 @@ def test_a_linear_layer_with_fp4(form: str, bias_dtype: torch.dtype | None, m: i
 @pytest.mark.parametrize("tokens", [1, 40, 1500])
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_experts_with_fp4(limit: float | None, tokens: int) -> None:
-    """Both devices activate on their own: a sigmoid may be 2^-17 of itself away, and a cast a neighbour."""
     ids, p = random_routes(tokens, 3, 8), torch.rand(tokens, 3)
     given = torch.randn(tokens, 512).bfloat16(), ids, p, small(8, 768, 512, seed=1), small(8, 512, 384, seed=2)
-    right = deep_gemm.experts(*given, limit=limit)
-    got = deep_gemm.experts(*map(on_gpu, given), limit=limit)
-    assert got is not None and right is not None
-    assert deep_gemm.calc_diff(got.cpu(), right) < 1e-4
+    check_experts(given, limit=limit)
 
 
 def test_a_graph_sees_a_weight_that_was_refreshed_in_place() -> None:
@@ -238,22 +242,11 @@ def test_a_graph_sees_a_weight_that_was_refreshed_in_place() -> None:
 
 @pytest.mark.parametrize("peer_memory", [False, True])
 def test_experts_of_a_group_of_one_with_fp4(tmp_path: Path, peer_memory: bool) -> None:
-    ids, p = random_routes(12, 3, 8).cuda(), torch.rand(12, 3, device="cuda")
     # All scales fold: where some do not, few rows and rows to addresses are added up in different orders.
     weights = small(8, 768, 512, seed=1), small(8, 512, 384, seed=2)
     w1, w2 = ((w, scales.view(torch.uint8) // 4 + 92) for w, scales in weights)
-    x, w1, w2 = on_gpu((torch.randn(12, 512).bfloat16(), w1, w2))
-    right = some(deep_gemm.experts(x, ids, p, w1, w2))
-    with group_of_one(tmp_path):
-        layer = deep_gemm.distributed.Experts(8, w1, w2, max_tokens=16, peer_memory=peer_memory)
-        for got in (layer(x, ids, p), layer.decode(x, ids, p)):
-            assert torch.equal(some(got).view(torch.int16), right.view(torch.int16))
-        graph, out = torch.cuda.CUDAGraph(), torch.empty_like(x)
-        with torch.cuda.graph(graph):
-            layer.decode(x, ids, p, out=out)
-        graph.replay()
-        assert torch.equal(out.view(torch.int16), right.view(torch.int16))
-        layer.check()
+    given = torch.randn(12, 512).bfloat16(), random_routes(12, 3, 8), torch.rand(12, 3), w1, w2
+    check_group_of_one(tmp_path, given, peer_memory=peer_memory)
 
 
 @pytest.mark.parametrize("count", [0, 1, 33, 700])

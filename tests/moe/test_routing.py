@@ -99,12 +99,6 @@ def test_strides_of_ids_change_nothing() -> None:
         assert all(same_bits(x, y) for x, y in rows)
 
 
-def test_an_expert_that_occurs_twice_for_a_token_has_two_rows() -> None:
-    rows = expert_rows(torch.tensor([[1, 1, 0]]), 2)
-    assert rows.row_of.tolist() == [[1, 2, 0]]
-    assert rows.counts.tolist() == [1, 2]
-
-
 def test_ids_that_no_expert_has_count_as_none_where_the_host_reads_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deep_gemm.core.check.checks.in_range", lambda *_: None)
     topk_ids = torch.tensor([[7, 0], [-5, 2], [1, 2**40]])

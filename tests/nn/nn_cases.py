@@ -47,6 +47,17 @@ def grad_of(leaf: Tensor) -> Tensor:
     return leaf.grad
 
 
+def trained(layer: torch.nn.Module, *given: Tensor) -> tuple[Tensor, ...]:
+    """The result, and the gradients of floating arguments and of all parameters. The last tensor is the result's."""
+    *arguments, grad = given
+    arguments = [x.detach().clone() for x in arguments]
+    leaves = [x.requires_grad_() for x in arguments if x.is_floating_point()]
+    layer.zero_grad()
+    y = layer(*arguments)
+    y.backward(grad)
+    return y.detach(), *(grad_of(leaf).clone() for leaf in (*leaves, *layer.parameters()))
+
+
 def by_rows(x: Tensor) -> Tensor:
     """FP64 numbers that the cast of activations stands for."""
     return dequantize(*per_token_cast_to_fp8(x.detach()))
@@ -78,9 +89,9 @@ def kept_by_autograd(*parameters: Tensor) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def memory_is_nan() -> Iterator[None]:
-    """Let torch fill with NaN the memory that it allocates without values."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+def deterministic(warn_only: bool = False) -> Iterator[None]:
+    """Let torch fill with NaN the memory that it allocates without values, and refuse orders that depend on time."""
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
         yield
     finally:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 import torch
-from helpers import count_calls
+from helpers import count_calls, in_threads
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -138,9 +137,7 @@ def test_backward_may_run_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> 
     model, calls = Model(), count_calls(monkeypatch, kept, "cast_both_ways")
     with keep_casts():
         loss = model(batch(0)).square().sum()
-        thread = threading.Thread(target=loss.backward)
-        thread.start()
-        thread.join()
+        in_threads(loss.backward, [None])
     assert len(calls) == 3
     assert len(gradients(model)) == 6
 

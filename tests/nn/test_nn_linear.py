@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import re
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,11 +14,8 @@ import torch
 from helpers import count_calls, same_bits, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, grad_of, kept_by_autograd
-from thorough import one_in
+from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, kept_by_autograd, trained
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,15 +34,6 @@ numbers = partial(helpers.numbers, seed=1)
 def layer_of(*, bias: bool = True, dtype: torch.dtype = torch.float32, seed: int = 0, **more: Any) -> Linear:
     torch.manual_seed(seed)
     return Linear(IN, OUT, bias=bias, dtype=dtype, **more)
-
-
-def trained(layer: torch.nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    """The result, and the gradients of x and of all parameters."""
-    x = x.detach().clone().requires_grad_()
-    layer.zero_grad()
-    y = layer(x)
-    y.backward(grad)
-    return y.detach(), grad_of(x), *(grad_of(p).clone() for p in layer.parameters())
 
 
 # As torch.nn.Linear
@@ -244,19 +231,6 @@ def test_without_gradients_the_bits_are_the_same_and_those_of_inference(dtype: A
         assert same_bits(of_inference, y.detach())
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("leading", [(), (1,), (2, 3), (2, 1, 4)])
-def test_any_leading_dimensions_and_strides(leading: tuple[int, ...], recipe: str) -> None:
-    layer, x, grad = layer_of(recipe=recipe), numbers(*leading, IN), numbers(*leading, OUT, seed=2)
-    found = trained(layer, x, grad)
-    rows = trained(layer, x.reshape(-1, IN), grad.reshape(-1, OUT))
-    assert found[0].shape == (*leading, OUT)
-    assert found[1].shape == (*leading, IN)
-    assert all(same_bits(a.reshape(b.shape), b) for a, b in zip(found, rows, strict=True))
-    wide = torch.cat([x, x], dim=-1)[..., :IN]
-    assert all(same_bits(a, b) for a, b in zip(found, trained(layer, wide, grad), strict=True))
-
-
 def test_gradients_that_are_expanded_or_transposed() -> None:
     layer, x = layer_of(), numbers(32, IN)
     expanded, whole = torch.ones((), dtype=torch.bfloat16).expand(32, OUT), torch.ones(32, OUT, dtype=torch.bfloat16)
@@ -327,25 +301,6 @@ def test_a_layer_that_is_frozen_passes_gradients_on() -> None:
     assert not layer(x.detach()).requires_grad
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
-def test_a_result_is_changed_in_place(leading: tuple[int, ...], bias: bool) -> None:
-    """As models do: `y += x`, ReLU(inplace=True), dropout."""
-    layer, x, grad = layer_of(bias=bias), numbers(*leading, IN), numbers(*leading, OUT, seed=2)
-
-    class Changed(torch.nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-            y += 0.5
-            return torch.nn.functional.dropout(y.relu_(), 0.0, inplace=True)
-
-    assert not layer(x)._is_view()  # FSDP2 warns of views
-    found = trained(Changed(layer), x, grad)
-    y, *expected = trained(layer, x, grad.masked_fill(trained(layer, x, grad)[0] + 0.5 <= 0, 0))
-    assert same_bits(found[0], (y + 0.5).relu())
-    assert all(same_bits(a, b) for a, b in zip(found[1:], expected, strict=True))
-
-
 def test_a_result_that_is_added_to_main_grad_is_changed_in_place() -> None:
     layer: Any = layer_of(accumulates_main_grad=True)
     layer.weight.main_grad = torch.zeros_like(layer.weight)
@@ -355,49 +310,7 @@ def test_a_result_that_is_added_to_main_grad_is_changed_in_place() -> None:
     assert layer.weight.main_grad.any()
 
 
-class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes calls operators."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("observed", [False, True])
-@pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["sum", "squares"])
-def test_there_is_no_gradient_of_a_gradient(loss: Any, observed: bool) -> None:
-    """The dy of a sum requires no gradient, but dx depends on the weight, as in a gradient penalty of a GAN."""
-    x, layer = numbers(4, IN).requires_grad_(), layer_of()
-    with Observed() if observed else nullcontext():  # type: ignore[no-untyped-call]
-        (of_x,) = torch.autograd.grad(loss(layer(x)), x, create_graph=True)
-        (right,) = torch.autograd.grad(loss(layer(x)), x)
-        assert same_bits(of_x.detach(), right)
-        with pytest.raises(NotImplementedError, match="products in FP8 have no gradients of gradients"):
-            (loss(layer(x)) + of_x.norm()).backward()
-
-
 # In the company of torch
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("dtype", TYPES)
-def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool, recipe: str) -> None:
-    layer = layer_of(device="meta", recipe=recipe)
-    leaf = torch.empty(2, 3, IN, dtype=dtype, device="meta", requires_grad=True)
-    with torch.set_grad_enabled(grad):
-        y = layer(leaf)
-    assert (y.device.type, y.dtype, y.shape, y.requires_grad) == ("meta", dtype, (2, 3, OUT), grad)
-    if grad:
-        y.sum().backward()
-        assert all(grad_of(each).is_meta for each in (leaf, *layer.parameters()))
-
-
-@pytest.mark.parametrize("transform", [torch.vmap, lambda call: torch.func.grad(lambda x: call(x).sum())])
-def test_transforms_are_refused_in_words(transform: Any) -> None:
-    with pytest.raises(NotImplementedError, match=r"^torch.func and torch.vmap are not supported"):
-        transform(layer_of())(numbers(2, 4, IN))
-    with pytest.raises(NotImplementedError, match=r"^torch.jit.trace is not supported"):
-        torch.jit.trace(layer_of(), numbers(4, IN))  # type: ignore[no-untyped-call]
 
 
 def test_a_tracer_of_fx_takes_layers_as_leaves() -> None:
@@ -427,119 +340,6 @@ def test_torch_counts_three_products(tokens: int) -> None:
     with FlopCounterMode(display=False) as counter:
         layer(numbers(tokens, IN)).sum().backward()  # x has no gradient
     assert counter.get_total_flops() == 2 * one
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_decides_the_type_and_weights_keep_theirs(dtype: torch.dtype, recipe: str) -> None:
-    layer, x, grad = layer_of(recipe=recipe), numbers(20, IN, dtype=torch.float32), numbers(20, OUT, dtype=dtype)
-    expected = trained(layer, x.to(dtype), grad)
-    leaf = x.clone().requires_grad_()
-    layer.zero_grad()
-    with torch.autocast("cpu", dtype):
-        y = layer(leaf)
-    y.backward(grad)
-    assert (y.dtype, leaf.grad is not None and leaf.grad.dtype) == (dtype, torch.float32)
-    got = (y.detach(), leaf.grad, layer.weight.grad, layer.bias.grad)
-    assert all(a is not None and same_bits(a, b.to(a.dtype)) for a, b in zip(got, expected, strict=True))
-    layer.zero_grad()
-    with torch.autocast("cpu", dtype):  # backward inside of it is the same
-        layer(x).backward(grad)
-    assert same_bits(some(layer.weight.grad), expected[2])
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, recipe: str) -> None:
-    layers = torch.nn.Sequential(layer_of(recipe=recipe), torch.nn.SiLU())
-    x, grad = numbers(40, IN), numbers(40, OUT, seed=2)
-
-    class Recomputed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = layers
-
-        def forward(self, x: Tensor) -> Any:
-            return checkpoint(self.inner, x, use_reentrant=use_reentrant)
-
-    both = trained(layers, x, grad), trained(Recomputed(), x, grad)
-    assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_in_the_batch_invariant_mode_a_row_has_one_result(device: str, recipe: str) -> None:
-    """However a batch is cut, here and in `linear`, compiled, recomputed, in a graph, and by part of the weight's rows.
-
-    On a GPU few rows and many take other kernels, and k of this weight is cut for few rows outside of the mode.
-    """
-    deep_gemm.set_batch_invariant(True)
-    out_features, in_features = (2112, 7168) if device == "cuda" else (272, 400)
-    tokens = 4096 if device == "cuda" else 300
-    torch.manual_seed(0)
-    layer: Any = Linear(in_features, out_features, recipe=recipe, dtype=torch.bfloat16).to(device)
-    x = numbers(tokens, in_features).to(device)
-    with torch.no_grad():
-        whole = layer(x)
-    by_row = partial(deep_gemm.per_token_cast_to_fp8, gran_k=0)
-    cast = deep_gemm.per_block_cast_to_fp8 if recipe == "block" else by_row
-    bias = layer.bias.detach()
-    w = cast(layer.weight.detach())
-    upper = w[0][:256], w[1][: 2 if recipe == "block" else 256]
-    compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
-    calls = {
-        "trained": layer,
-        "compiled": compiled,
-        "recomputed": lambda x: checkpoint(layer, x, use_reentrant=False),
-        "linear": lambda x: deep_gemm.linear(x, w, bias=bias),
-        "columns": lambda x: deep_gemm.linear(x, upper, bias=bias[:256]),
-    }
-    for begin, end in ((0, 1), (1, 3), (3, 20), (20, 84), (0, 299), (299, tokens)):
-        part = x[begin:end]
-        for name, call in calls.items():
-            got = call(part.detach())
-            assert same_bits(got.detach(), whole[begin:end, : got.shape[1]]), (name, begin, end)
-        if device == "cuda":
-            graph, made = helpers.captured(calls["linear"], part)
-            made.zero_()
-            graph.replay()
-            assert same_bits(made, whole[begin:end]), ("graph", begin, end)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_training_repeats_its_bits_and_passes_torchs_check(device: str, recipe: str) -> None:
-    layer, (x, grad) = layer_of(recipe=recipe).to(device), (numbers(300, size).to(device) for size in (IN, OUT))
-    torch.use_deterministic_algorithms(True)  # raises where torch knows of an order that depends on time
-    try:
-        first, again = (trained(layer, x, grad) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(a.any() and same_bits(a, b) for a, b in zip(first, again, strict=True))
-
-
-@pytest.mark.parametrize("frozen", one_in(2, ["", "weight", "x"]))
-@pytest.mark.parametrize(("backend", "recipe"), [("aot_eager", "block"), ("inductor", "block"), ("aot_eager", "row")])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_model_is_compiled_as_one_graph_of_the_same_bits(backend: str, recipe: str, frozen: str, device: str) -> None:
-    layers = layer_of(bias=False, recipe=recipe), torch.nn.ReLU(), Linear(OUT, OUT, bias=False, recipe=recipe)
-    model: Any = torch.nn.Sequential(*layers).to(device)
-    model[0].weight.requires_grad_(frozen != "weight")
-    counter = CompileCounterWithBackend(backend)
-    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
-    for tokens in (40, 7, 64, 20):
-        x, grad = numbers(tokens, IN).to(device), numbers(tokens, OUT, seed=2).to(device)
-        if tokens == 40:
-            torch._dynamo.mark_dynamic(x, 0)
-        x.requires_grad_(frozen != "x")
-        found = []
-        for each in (model, compiled):
-            model.zero_grad()
-            y = each(x)
-            given = [leaf for leaf in (x, *model.parameters()) if leaf.requires_grad]
-            found.append((y.detach(), *torch.autograd.grad(y, given, grad)))
-        assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
-    assert counter.frame_count == 1
 
 
 def test_a_program_that_has_loaded_dtensor_compiles_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,22 +377,6 @@ def test_main_grad_is_added_to_between_graphs() -> None:
     compiled: Any = torch.compile(layer, backend="aot_eager")
     compiled(x).backward(grad)
     assert same_bits(layer.weight.main_grad, expected)
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("dtype", TYPES)
-def test_an_exported_layer_has_the_same_bits(dtype: torch.dtype, grad: bool, strict: bool) -> None:
-    """As one types it, in grad mode, and under no_grad; the number of tokens is open."""
-    layer, m = layer_of(dtype=dtype), torch.export.Dim("m")
-    with torch.set_grad_enabled(grad):
-        given = (numbers(6, 2, IN, dtype=dtype),)
-        program = torch.export.export(layer, given, dynamic_shapes=({0: m},), strict=strict)
-    for exported in (program, program.run_decompositions()):
-        for tokens in (3, 9, 300):
-            x = numbers(tokens, 2, IN, dtype=dtype)
-            assert same_bits(exported.module()(x).detach(), layer(x).detach())
 
 
 def test_an_exported_layer_is_trained_as_the_layer_is() -> None:

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from helpers import some
+from helpers import module_of, some
 
 pytestmark = pytest.mark.release
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_small.py"
-
-
-def _example() -> ModuleType:
-    spec = some(importlib.util.spec_from_file_location("train_small", EXAMPLE))
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_small"] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-example = _example()
+example = module_of(EXAMPLE)
 SMALL = example.SIZES["small"]
 
 

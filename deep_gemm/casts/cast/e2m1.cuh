@@ -31,6 +31,18 @@ DEVICE uint32_t codes_of(float a, float b, float c, float d) {
 // All codes of a lane, in the lowest bytes.
 struct Values {
   uint32_t word;
+
+  // Even lanes have both halves of a byte, and rows an even number of columns.
+  DEVICE void store_one(uint8_t* row, uint32_t column, uint32_t i) const {
+    if (ptx::lane_index() % 2 == 0) ptx::st_global_b8(row + column / 2, word >> i * 8);
+  }
+
+  DEVICE void store(uint8_t* row, uint32_t column) const {
+    if constexpr (kVector == 8)
+      ptx::st_global_b32(row + column / 2, word);
+    else
+      ptx::st_global_b16(row + column / 2, word);
+  }
 };
 
 // All lanes of a warp call this together.
@@ -41,22 +53,4 @@ DEVICE Values pack_values(const float (&v)[kElements]) {
   uint32_t second = 0;
   if constexpr (kElements == 8) second = codes_of(v[4], v[5], v[6], v[7]);
   return {ptx::byte_perm(first | first >> 4, second | second >> 4, 0x6420)};
-}
-
-// Stores a lane's codes in the columns of its piece. `row` is the address of the first column's value; `end` is even.
-DEVICE void store_values(uint8_t* row, uint32_t first_column, uint32_t end, uint32_t lane, const Values& values) {
-  if constexpr (kVector == 1) {
-#pragma unroll
-    for (uint32_t i = 0; i < kElements; ++i) {
-      const uint32_t column = first_column + column_of(lane, i);
-      if (lane % 2 == 0 && column < end) ptx::st_global_b8(row + column / 2, values.word >> i * 8);
-    }
-  } else {
-    const uint32_t column = first_column + column_of(lane, 0);
-    if (column >= end) return;
-    if constexpr (kVector == 8)
-      ptx::st_global_b32(row + column / 2, values.word);
-    else
-      ptx::st_global_b16(row + column / 2, values.word);
-  }
 }

@@ -3,7 +3,7 @@
 
 constexpr uint32_t kScalesOfWord = 4;
 
-// Groups of rows have none.
+// Rows of groups have no scales in words, so the third argument has no name.
 DEVICE void store_scale(const CastParams& p, uint32_t row, uint32_t, uint32_t block, float scale) {
   uint8_t* word = scale_at(p.scales, row, p.scales_stride_m, block / kScalesOfWord, p.scales_stride_k);
   ptx::st_global_b8(word + block % kScalesOfWord, ptx::bits_of(scale) >> 23);

@@ -82,6 +82,21 @@ DEVICE Piece load_piece(const uint8_t* row, bool is_there, uint32_t first_column
   return piece;
 }
 
+// Stores a lane's values in the columns of its piece that lie before `end`. `row` is the address of the first column's.
+template <typename Values>
+DEVICE void store_values(uint8_t* row, uint32_t first_column, uint32_t end, uint32_t lane, const Values& values) {
+  if constexpr (kVector == 1) {
+#pragma unroll
+    for (uint32_t i = 0; i < kElements; ++i) {
+      const uint32_t column = first_column + column_of(lane, i);
+      if (column < end) values.store_one(row, column, i);
+    }
+  } else {
+    const uint32_t column = first_column + column_of(lane, 0);
+    if (column < end) values.store(row, column);
+  }
+}
+
 // ---- Ordinary and any
 //
 // Nearly all blocks are ordinary: they have no infinities, and their numbers are not extremely small. The fast cast

@@ -13,8 +13,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ..shadow import TENSORS
-from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, address, align, byte_span, ceil_div, whole_elements
+from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, address, align, byte_span, ceil_div, dense, describe, whole_elements
 from .memory import copied, empty
 from .numbers import as_integer
 from .recipes import E4M3
@@ -32,17 +31,7 @@ Sizes = dict[str, int]
 # Tensors and their shapes
 
 
-def tensor(name: str, x: object) -> Tensor:
-    """Check that `x` is a tensor and return it."""
-    if not isinstance(x, TENSORS):
-        raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
-    if x.layout is not torch.strided:
-        raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
-    return x  # type: ignore[return-value]
-
-
-def _describe(x: object) -> str:
-    return f"a {type(x).__name__} of {len(x)}" if isinstance(x, tuple | list) else type(x).__name__
+tensor = dense
 
 
 def bind(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> None:
@@ -88,7 +77,7 @@ def int32(name: str, x: object, axis: str, size: int) -> Tensor:
 def pair(name: str, operand: Operand) -> Operand:
     """Check that an operand is a pair of tensors."""
     if not isinstance(operand, (tuple, list)) or len(operand) != 2:
-        raise TypeError(f"{name}: expected a pair (values, scales), got {_describe(operand)}{_casts_for(operand)}")
+        raise TypeError(f"{name}: expected a pair (values, scales), got {describe(operand)}{_casts_for(operand)}")
     values, scales = operand
     for its_name, x in ((name, values), (f"sf{name}", scales)):
         no_gradient(its_name, tensor(its_name, x))

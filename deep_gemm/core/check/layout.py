@@ -178,12 +178,23 @@ def whole_elements(name: str, x: Tensor) -> None:
     address(name, x, x.element_size())
 
 
-def check_dense(name: str, x: object) -> None:
-    """Check that this is a tensor, and a dense one."""
+def dense(name: str, x: object) -> Tensor:
+    """Check that `x` is a dense tensor and return it."""
     if not isinstance(x, TENSORS):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+        raise TypeError(f"{name}: expected a tensor, got {describe(x)}")
     if x.layout is not torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
+    return x  # type: ignore[return-value]
+
+
+def describe(x: object) -> str:
+    """Name a type, for an error; and the length of a pair or a list."""
+    return f"a {type(x).__name__} of {len(x)}" if isinstance(x, tuple | list) else type(x).__name__
+
+
+def check_dense(name: str, x: object) -> None:
+    """Check that this is a dense tensor, outside of transforms."""
+    dense(name, x)
     refuse_transforms()
 
 

@@ -76,36 +76,25 @@ DEVICE void mbarrier_arrive_cluster_after(uint64_t* barrier, uint32_t cta_rank, 
       : "memory");
 }
 
+#define PTX_ASK_PHASE(name, instruction)                 \
+  DEVICE bool name(uint64_t* barrier, uint32_t parity) { \
+    uint32_t is_over;                                    \
+    asm volatile(                                        \
+        "{\n"                                            \
+        ".reg .pred p;\n" instruction " p, [%1], %2;\n"  \
+        "selp.b32 %0, 1, 0, p;\n"                        \
+        "}"                                              \
+        : "=r"(is_over)                                  \
+        : "r"(smem_address(barrier)), "r"(parity)        \
+        : "memory");                                     \
+    return is_over != 0;                                 \
+  }
 // Asks whether the phase is over and returns at once. It is test_wait, because try_wait on a phase that is not due
 // suspends the warp for microseconds (measured on an H200).
-DEVICE bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity) {
-  uint32_t is_over;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(is_over)
-      : "r"(smem_address(barrier)), "r"(parity)
-      : "memory");
-  return is_over != 0;
-}
-
+PTX_ASK_PHASE(mbarrier_test_wait_parity, "mbarrier.test_wait.parity.shared::cta.b64")
 // Asks whether the phase is over, and may suspend the warp until it is, or for as long as the hardware sees fit.
-DEVICE bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity) {
-  uint32_t is_over;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(is_over)
-      : "r"(smem_address(barrier)), "r"(parity)
-      : "memory");
-  return is_over != 0;
-}
+PTX_ASK_PHASE(mbarrier_try_wait_parity, "mbarrier.try_wait.parity.shared::cta.b64")
+PTX_ASK_PHASE(mbarrier_try_wait_parity_cluster, "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64")
 
 DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_try_wait_parity(barrier, parity)) {
@@ -114,18 +103,8 @@ DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
 
 // The same, where the awaited data was written by other CTAs of the cluster.
 DEVICE void mbarrier_wait_parity_cluster(uint64_t* barrier, uint32_t parity) {
-  uint32_t is_over;
-  do {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.b32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(is_over)
-        : "r"(smem_address(barrier)), "r"(parity)
-        : "memory");
-  } while (!is_over);
+  while (!mbarrier_try_wait_parity_cluster(barrier, parity)) {
+  }
 }
 
 }  // namespace ptx

@@ -4,6 +4,41 @@
 
 namespace ptx {
 
+// ---- Wrappers that differ in types and in the instruction alone. `address` is the operand of `from`.
+#define PTX_LOAD(type, held, letter, name, pointer, address, instruction)            \
+  DEVICE type name(pointer from) {                                                   \
+    held value;                                                                      \
+    asm volatile(instruction " %0, [%1];" : "=" letter(value) : address : "memory"); \
+    return value;                                                                    \
+  }
+#define PTX_LOAD_V2(type, letter, name, pointer, address, instruction)                                    \
+  DEVICE type name(pointer from) {                                                                        \
+    type v;                                                                                               \
+    asm volatile(instruction " {%0, %1}, [%2];" : "=" letter(v.x), "=" letter(v.y) : address : "memory"); \
+    return v;                                                                                             \
+  }
+#define PTX_LOAD_V4(type, letter, name, pointer, address, instruction)                \
+  DEVICE type name(pointer from) {                                                    \
+    type v;                                                                           \
+    asm volatile(instruction " {%0, %1, %2, %3}, [%4];"                               \
+                 : "=" letter(v.x), "=" letter(v.y), "=" letter(v.z), "=" letter(v.w) \
+                 : address                                                            \
+                 : "memory");                                                         \
+    return v;                                                                         \
+  }
+#define PTX_OF_ONE(type, letter, name, instruction)          \
+  DEVICE type name(type x) {                                 \
+    type y;                                                  \
+    asm(instruction " %0, %1;" : "=" letter(y) : letter(x)); \
+    return y;                                                \
+  }
+#define PTX_OF_TWO(type, letter, name, instruction)                         \
+  DEVICE type name(type a, type b) {                                        \
+    type c;                                                                 \
+    asm(instruction " %0, %1, %2;" : "=" letter(c) : letter(a), letter(b)); \
+    return c;                                                               \
+  }
+
 // Loads the line of 128 bytes that contains this address into the L2.
 DEVICE void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory"); }
 
@@ -18,50 +53,16 @@ DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"
 
 // ---- Shared memory: by a pointer, some also by the address that smem_address gives.
 
-DEVICE float ld_shared_f32(uint32_t address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
-}
+PTX_LOAD(float, float, "f", ld_shared_f32, uint32_t, "r"(from), "ld.shared.f32")
 DEVICE float ld_shared_f32(const void* pointer) { return ld_shared_f32(smem_address(pointer)); }
-DEVICE Float2 ld_shared_v2_f32(uint32_t address) {
-  Float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-  return v;
-}
+PTX_LOAD_V2(Float2, "f", ld_shared_v2_f32, uint32_t, "r"(from), "ld.shared.v2.f32")
 DEVICE Float2 ld_shared_v2_f32(const void* pointer) { return ld_shared_v2_f32(smem_address(pointer)); }
-DEVICE Float4 ld_shared_v4_f32(uint32_t address) {
-  Float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
+PTX_LOAD_V4(Float4, "f", ld_shared_v4_f32, uint32_t, "r"(from), "ld.shared.v4.f32")
 DEVICE Float4 ld_shared_v4_f32(const void* pointer) { return ld_shared_v4_f32(smem_address(pointer)); }
-DEVICE uint32_t ld_shared_b32(const void* pointer) {
-  uint32_t value;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem_address(pointer)) : "memory");
-  return value;
-}
-DEVICE uint32_t ld_shared_u16(uint32_t address) {
-  uint16_t value;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
-  return value;
-}
-DEVICE Uint2 ld_shared_v2_b32(const void* pointer) {
-  Uint2 v;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(smem_address(pointer)) : "memory");
-  return v;
-}
-DEVICE Uint4 ld_shared_v4_b32(uint32_t address) {
-  Uint4 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
+PTX_LOAD(uint32_t, uint32_t, "r", ld_shared_b32, const void*, "r"(smem_address(from)), "ld.shared.b32")
+PTX_LOAD(uint32_t, uint16_t, "h", ld_shared_u16, uint32_t, "r"(from), "ld.shared.u16")
+PTX_LOAD_V2(Uint2, "r", ld_shared_v2_b32, const void*, "r"(smem_address(from)), "ld.shared.v2.b32")
+PTX_LOAD_V4(Uint4, "r", ld_shared_v4_b32, uint32_t, "r"(from), "ld.shared.v4.b32")
 DEVICE Uint4 ld_shared_v4_b32(const void* pointer) { return ld_shared_v4_b32(smem_address(pointer)); }
 DEVICE void st_shared_b32(void* pointer, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
@@ -100,47 +101,13 @@ DEVICE void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t 
 
 // ---- Global memory. ".nc": no thread may write it while the kernel runs.
 
-DEVICE float ld_global_f32(const void* pointer) {
-  float value;
-  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(pointer) : "memory");
-  return value;
-}
-DEVICE Float2 ld_global_v2_f32(const void* pointer) {
-  Float2 v;
-  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(pointer) : "memory");
-  return v;
-}
-DEVICE Float4 ld_global_v4_f32(const void* pointer) {
-  Float4 v;
-  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(pointer)
-               : "memory");
-  return v;
-}
-DEVICE uint32_t ld_global_b32(const void* pointer) {
-  uint32_t value;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
-  return value;
-}
-DEVICE Uint2 ld_global_v2_b32(const void* pointer) {
-  Uint2 v;
-  asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(pointer) : "memory");
-  return v;
-}
-DEVICE uint32_t ld_global_b16(const void* pointer) {
-  uint16_t value;
-  asm volatile("ld.global.b16 %0, [%1];" : "=h"(value) : "l"(pointer) : "memory");
-  return value;
-}
-DEVICE Uint4 ld_global_v4_b32(const void* pointer) {
-  Uint4 v;
-  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(pointer)
-               : "memory");
-  return v;
-}
+PTX_LOAD(float, float, "f", ld_global_f32, const void*, "l"(from), "ld.global.f32")
+PTX_LOAD_V2(Float2, "f", ld_global_v2_f32, const void*, "l"(from), "ld.global.v2.f32")
+PTX_LOAD_V4(Float4, "f", ld_global_v4_f32, const void*, "l"(from), "ld.global.v4.f32")
+PTX_LOAD(uint32_t, uint32_t, "r", ld_global_b32, const void*, "l"(from), "ld.global.b32")
+PTX_LOAD_V2(Uint2, "r", ld_global_v2_b32, const void*, "l"(from), "ld.global.v2.b32")
+PTX_LOAD(uint32_t, uint16_t, "h", ld_global_b16, const void*, "l"(from), "ld.global.b16")
+PTX_LOAD_V4(Uint4, "r", ld_global_v4_b32, const void*, "l"(from), "ld.global.v4.b32")
 DEVICE int32_t ld_global_i32(const void* pointer) { return static_cast<int32_t>(ld_global_b32(pointer)); }
 
 // Not volatile: what cannot change may be loaded early, late, or not at all.
@@ -205,7 +172,7 @@ DEVICE uint32_t atom_add_acq_rel_b32(uint32_t* pointer, uint32_t value) {
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
   return before;
 }
-// Releases: a thread that acquires the sum sees the stores that this thread made or saw before.
+// Between kernels on one GPU: a thread that acquires the sum sees all stores that the adding threads made or saw before.
 DEVICE void red_release_gpu_add_b32(uint32_t* pointer, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }
@@ -215,20 +182,12 @@ DEVICE uint32_t ld_acquire_gpu_b32(const uint32_t* pointer) {
   return value;
 }
 // Reads from the L2, since an L1 may hold an old value that an earlier kernel read.
-DEVICE uint32_t ld_relaxed_gpu_b32(const void* pointer) {
-  uint32_t value;
-  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
-  return value;
-}
+PTX_LOAD(uint32_t, uint32_t, "r", ld_relaxed_gpu_b32, const void*, "l"(from), "ld.relaxed.gpu.global.b32")
 // Between GPUs: a thread that acquires a released value sees all stores that the releasing thread made or saw before.
 DEVICE void st_release_sys_b32(uint32_t* pointer, uint32_t value) {
   asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }
-DEVICE uint32_t ld_acquire_sys_b32(const uint32_t* pointer) {
-  uint32_t value;
-  asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
-  return value;
-}
+PTX_LOAD(uint32_t, uint32_t, "r", ld_acquire_sys_b32, const uint32_t*, "l"(from), "ld.acquire.sys.global.b32")
 // Nanoseconds.
 DEVICE uint64_t global_timer() {
   uint64_t time;
@@ -245,86 +204,30 @@ DEVICE float fma(float a, float b, float c) {
   return d;
 }
 // Each is rounded by itself: the compiler does not merge them into an fma.
-DEVICE float mul_rn(float a, float b) {
-  float product;
-  asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
-  return product;
-}
-DEVICE float add_rn(float a, float b) {
-  float sum;
-  asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
-  return sum;
-}
+PTX_OF_TWO(float, "f", mul_rn, "mul.rn.f32")
+PTX_OF_TWO(float, "f", add_rn, "add.rn.f32")
 DEVICE float fma_rn(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 // 2^x, 1 / x and log2(x), within 2^-22, 2^-23 and 2^-22 of them. Results below the smallest normal number become zero.
-DEVICE float ex2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-DEVICE float rcp_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-DEVICE float lg2_approx(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+PTX_OF_ONE(float, "f", ex2_approx, "ex2.approx.ftz.f32")
+PTX_OF_ONE(float, "f", rcp_approx, "rcp.approx.ftz.f32")
+PTX_OF_ONE(float, "f", lg2_approx, "lg2.approx.ftz.f32")
 // The smaller of both; a NaN stays NaN.
-DEVICE float min_nan(float a, float b) {
-  float smaller;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(smaller) : "f"(a), "f"(b));
-  return smaller;
-}
+PTX_OF_TWO(float, "f", min_nan, "min.NaN.f32")
 // The smaller of two magnitudes, with the sign of `x`; a NaN stays NaN. `most` is positive.
-DEVICE float min_magnitude(float x, float most) {
-  float y;
-  asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
-  return y;
-}
-DEVICE float abs_f32(float x) {
-  float magnitude;
-  asm("abs.f32 %0, %1;" : "=f"(magnitude) : "f"(x));
-  return magnitude;
-}
+PTX_OF_TWO(float, "f", min_magnitude, "min.NaN.xorsign.abs.f32")
+PTX_OF_ONE(float, "f", abs_f32, "abs.f32")
 // The larger of both, in each half. A NaN counts as less than any number.
-DEVICE float max_f32(float a, float b) {
-  float larger;
-  asm("max.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
-DEVICE uint32_t max_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t larger;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-  return larger;
-}
-DEVICE uint32_t max_f16x2(uint32_t a, uint32_t b) {
-  uint32_t larger;
-  asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-  return larger;
-}
+PTX_OF_TWO(float, "f", max_f32, "max.f32")
+PTX_OF_TWO(uint32_t, "r", max_bf16x2, "max.bf16x2")
+PTX_OF_TWO(uint32_t, "r", max_f16x2, "max.f16x2")
 // The same, but NaN if either is NaN.
-DEVICE float max_nan_f32(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
-DEVICE uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t larger;
-  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-  return larger;
-}
-DEVICE uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
-  uint32_t larger;
-  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-  return larger;
-}
+PTX_OF_TWO(float, "f", max_nan_f32, "max.NaN.f32")
+PTX_OF_TWO(uint32_t, "r", max_nan_bf16x2, "max.NaN.bf16x2")
+PTX_OF_TWO(uint32_t, "r", max_nan_f16x2, "max.NaN.f16x2")
 // Two FP32 to two E4M3, rounded to nearest even; `low` goes to the lower byte. Magnitudes above 448, infinities too,
 // become 448 with the number's sign; a NaN becomes 0x7f.
 DEVICE uint32_t pack_e4m3(float low, float high) {

@@ -20,6 +20,8 @@ DEVICE void prefetch_tensormap(const TensorMap* map) {
 // Makes this thread's writes to shared memory visible to TMA and WGMMA. Every writing thread needs it, before the
 // barrier that tells the issuing thread. (PTX ISA, "Async proxy".)
 DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same of global memory.
+DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // The same for writes to global memory: between ordinary stores that a thread made or saw and loads by TMA.
 DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }

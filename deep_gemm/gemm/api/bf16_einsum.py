@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...core.check import checks
 from .. import sum_slices
-from ..ask.bf16 import ALONG_TOKENS, BY_HEADS, EXPRESSIONS, SUMMED, heads_problem, sum_problem
-from ..ask.heads import expression
+from ..ask.bf16 import EXPRESSIONS, SUMMED, heads_problem, sum_problem
+from ..ask.heads import ALONG_TOKENS, BY_HEADS, expression
 from ..product import Product, by_operator, run
 from .bf16_dense import bf16_product
 

@@ -22,16 +22,17 @@ from ...core.shadow import plain
 from ..kinds.epilogues import SILU_IN_BF16, TO_D
 from ..kinds.works import COUNTS, DENSE, ENDS, HEADS, IDS, PARTS, SUM, Work
 from ..problem import Problem
-from .rows import ZERO_PADDING_BLOCK
+from .heads import ALONG_TOKENS, BY_HEADS
+from .heads import EXPRESSIONS as OF_HEADS
+from .rows import check_groups
 
 MULTIPLE = ADDRESS_ALIGNMENT // 2
 """Elements of BF16 in TMA's unit of strides."""
 K_OF_SUM = 64
 """k of the sum over products is a multiple of this many."""
 
-
-EXPRESSIONS = ("bmk,bnk->mn", "bhr,hdr->bhd", "bhd,hdr->bhr", "bhd,bhr->hdr")
-SUMMED, BY_HEADS, BY_HEADS_TURNED, ALONG_TOKENS = EXPRESSIONS
+SUMMED = "bmk,bnk->mn"
+EXPRESSIONS = (SUMMED, *OF_HEADS)
 
 
 def bf16_problem(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, major: str) -> Problem:
@@ -112,17 +113,9 @@ def bf16_contiguous_problem(
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
     a, b = _operands_of_rows(a, b.mT if major[1] == "n" else b)
     zero_padding = ensure_zero_padding or not (use_psum_layout or alignment)
-    if not use_psum_layout:
-        alignment = ZERO_PADDING_BLOCK
-    elif alignment is None:
-        alignment = get_mk_alignment_for_contiguous_layout()
-    if checks.on_host(layout):
-        if use_psum_layout:
-            checks.ends(layout, sizes["m"], alignment)
-        else:
-            checks.in_range("grouped_layout", layout, -1, sizes["groups"] - 1)
-    expected_m = plain(sizes["m"]) / max(sizes["groups"], 1)
     work = ENDS if use_psum_layout else IDS
+    alignment = check_groups(work, layout, sizes, alignment)
+    expected_m = plain(sizes["m"]) / max(sizes["groups"], 1)
     more = {"expected_m": expected_m, "alignment": alignment, "zero_padding": zero_padding, "bias": bias}
     epilogue = SILU_IN_BF16 if activates else TO_D
     return _unscaled(a, b, d, layout, work, epilogue=epilogue, limit=limit, **more)
@@ -184,22 +177,16 @@ def bf16_depths_problem(
             if host_ks is not None and of_layout != host_ks:
                 raise ValueError(f"grouped_layout: expected the numbers of ks_cpu, {host_ks}, got {of_layout}")
             host_ks = of_layout
-    if host_ks is not None:
-        check_depths(host_ks, sizes["sum_k"])
+    for index, k in enumerate(host_ks or ()):
+        if k < 0:
+            raise ValueError(f"ks_cpu: expected numbers of rows, got {k} at index {index}")
+    if host_ks is not None and sum(host_ks) > (rows := sizes["sum_k"]):
+        raise ValueError(f"ks_cpu: expected numbers that add up to {rows}, the rows of a, or less, got {sum(host_ks)}")
     sizes["groups"] = len(host_ks) if host_ks is not None else counts.numel()  # type: ignore[union-attr]
     d, c = checks.outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32)
     for name, x, axis in (("a", a, "m"), ("b", b, "n")):
         checks.rows(name, x, axis)
     return _unscaled(a.mT, b.mT, d, c, PARTS, ks=host_ks, ks_tensor=counts, layout=layout)
-
-
-def check_depths(ks: tuple[int, ...], sum_k: int) -> None:
-    """Check the groups' rows."""
-    for index, k in enumerate(ks):
-        if k < 0:
-            raise ValueError(f"ks_cpu: expected numbers of rows, got {k} at index {index}")
-    if sum(ks) > sum_k:
-        raise ValueError(f"ks_cpu: expected numbers that add up to {sum_k}, the rows of a, or less, got {sum(ks)}")
 
 
 def operand(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> Tensor:

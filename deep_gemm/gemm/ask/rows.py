@@ -72,15 +72,7 @@ def contiguous_problem(
     bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default)
     checks.depth(k)
-    if work.reads_ids:
-        alignment = ZERO_PADDING_BLOCK
-    elif alignment is None:
-        alignment = get_mk_alignment_for_contiguous_layout()
-    if checks.on_host(grouped_layout):
-        if work.reads_ids:
-            checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
-        else:
-            checks.ends(grouped_layout, m, alignment)
+    alignment = check_groups(work, grouped_layout, sizes, alignment)
     av = checks.k_major("a", av)
     bv = checks.weights("b", bv, copy_if_transposed=turn_b and not is_fp4)
     if is_fp4:
@@ -100,6 +92,18 @@ def contiguous_problem(
         zero_padding=ensure_zero_padding,
         bias=bias,
     )
+
+
+def check_groups(work: Work, layout: Tensor, sizes: Sizes, alignment: int | None) -> int:
+    """Check the groups' ids or ends, if the host can read them, and give the alignment that is in force."""
+    if work.reads_ids:
+        if checks.on_host(layout):
+            checks.in_range("grouped_layout", layout, -1, sizes["groups"] - 1)
+        return ZERO_PADDING_BLOCK
+    alignment = get_mk_alignment_for_contiguous_layout() if alignment is None else alignment
+    if checks.on_host(layout):
+        checks.ends(layout, sizes["m"], alignment)
+    return alignment
 
 
 def masked_problem(

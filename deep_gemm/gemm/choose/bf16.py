@@ -22,7 +22,7 @@ from ...core.gpu import WGMMA_ROWS, Gpu
 from ..config.bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, bf16_config
 from ..config.of_tile import MATH_WARPGROUPS
 from ..config.tall import K_MAJOR, Majors
-from ..kinds.epilogues import SILU_IN_BF16
+from ..kinds.epilogues import SILU_IN_BF16, TO_ADDRESSES_IN_BF16
 from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..kinds.works import COUNTED, COUNTS, DENSE, ENDS, IDS, PARTS, SUM, Work
 from .cost import BANDS, NEVER, NUM_SMS, alike, band_of, bytes_of_d, memory_us, together
@@ -32,6 +32,8 @@ OUTPUTS = OUTPUTS_OF[BF16_OPERANDS]
 BF16, FP32 = OUTPUTS[0], OUTPUTS[2]
 ACTIVATED = replace(BF16, work=ENDS, epilogue=SILU_IN_BF16)
 """Output of the first product of experts whose rows leave it activated."""
+TO_RANKS = replace(BF16, work=ENDS, epilogue=TO_ADDRESSES_IN_BF16)
+"""Output of the second product of experts whose results go to other GPUs."""
 SM_TFLOPS = 7.0
 """BF16 operations of one SM's tensor cores."""
 SHARED_KB_PER_US = 181.0
@@ -107,10 +109,10 @@ class Tile(NamedTuple):
 _config = cache(bf16_config)
 
 WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
-"""The one tile whose sums of the slices before lie in store buffers, as registers have no room for them. Alone it takes
-1.3 to 2.3 us more for a slice, 256x128 and 192x160 take 2 to 4; beside FP32 buffers registers are spilled."""
+"""The only tile that keeps sums of earlier slices in store buffers, since its registers have no room for them. A slice
+then takes 1.3 to 2.3 us more, but with 256x128 or 192x160 2 to 4. An FP32 output would spill registers."""
 WIDE_SLICE_US = 1.6
-"""How much longer it takes for each slice but one."""
+"""Extra time of this tile for each slice after the first."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
@@ -292,7 +294,7 @@ def reachable_bf16_rows() -> list[Bf16Config]:
     outputs = [replace(OUTPUTS[i], work=work) for work in (IDS, ENDS, COUNTS) for i in (0, 2, 3, 5)]
     return [
         tile.config(output, Majors(b_is_mn=b_is_mn), 1)
-        for output in (*outputs, ACTIVATED)
+        for output in (*outputs, ACTIVATED, TO_RANKS)
         for b_is_mn in (False, True)
         for tile in fitting_tiles(ROWS_TILES, output)
     ]

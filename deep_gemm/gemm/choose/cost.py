@@ -3,9 +3,9 @@
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
     multiply = rounds * (blocks of k * block + tile_us + store + split_us if k is split)
                + blocks of k * fp4_alone_ns         of the decode kernel with an FP4 weight, and launch_us for each
-                                                    time that its CTAs fill the GPU, but the first
+                                                    wave of its CTAs after the first
     block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row,
-               or convert_ns more if B is FP4; and for each part of it beside the first part_ns + part_ps * elements
+               or convert_ns more if B is FP4; and for each part of a block after the first part_ns + part_ps * elements
                of a tile; if parts may fold, half of part_ps (in the decode kernel always half, and no part_ns)
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
     block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
@@ -13,12 +13,10 @@
     memory   = bytes / dram_tb_per_s + evict_us * (1 - e^(-bytes / L2))
 
 In a round all SMs take a tile each; two CTAs on an SM take twice as long, so theirs counts as two. (With an FP4 weight
-an SM's CTAs of the decode kernel take what their number asks, however many fit.) Multiplying and memory go on at the
-same time: the longer of the two decides, and where they are alike each is in the other's way, which the exponent
-stands for. Rows across lines of the L2 may take longer to load than to multiply. timings.json has the constants, and
-timings.py explains them.
-
-Memory takes the same with any tile, so that the tile of the lowest cost is the one that multiplies fastest.
+the time of the decode kernel grows with the number of an SM's CTAs, however many fit.) Multiplying and memory overlap:
+the longer of the two decides. If they take about equally long, each delays the other; the exponent models that. Rows
+across lines of the L2 may take longer to load than to multiply. timings.json has the constants, and timings.py
+explains them. Memory takes equally long with every tile, so the tile of the lowest cost multiplies fastest.
 
 Groups of rows have an expected number of tiles, and by ids the product takes at least the time of finding groups. The
 host knows how many rows there are in all, or about how many each group has. Group sizes are taken to be spread
@@ -75,12 +73,12 @@ class Estimate(NamedTuple):
 
     tile: Tile
     tiles: float
-    """Tiles of D, or clusters of them; of groups the expected number."""
+    """Tiles of D, or clusters of tiles; the expected number if rows are grouped."""
     rounds: float
     multiply_us: float
     memory_us: float
     cost_us: float
-    """The whole; infinite if it cannot run."""
+    """The estimated time in all; infinite if the tile cannot run."""
     why_not: str | None = None
     """The reason why it cannot run; None if it can."""
     config: Any = None
@@ -88,7 +86,7 @@ class Estimate(NamedTuple):
 
 
 class OnWeight(NamedTuple):
-    """A tile put to one weight: what multiplying takes that does not depend on m."""
+    """A tile used for one weight, with the parts of its time that do not depend on m."""
 
     tile: Tile
     rows: int
@@ -100,7 +98,7 @@ class OnWeight(NamedTuple):
     """Clusters that run at a time with one CTA on each SM."""
     round_us: float
     once_us: float
-    """Time that one round takes longer than each of several does."""
+    """Time that is added once, however many rounds there are."""
     late_us: float
     """Time that CTAs of the decode kernel with an FP4 weight take longer if they do not all fit on the GPU at once."""
     straddling_us: float

@@ -84,12 +84,12 @@ def select(
 ) -> Config:
     """Choose the configuration of the lowest cost.
 
-    Without `split_k` no CTAs share out k: one thread promotes each element of D in order of k, and the element's bits
-    depend only on its row of A and its row of B. Without `whole_gpu` the choice is among configurations whose grid can
-    be held to some of the SMs.
+    Without `split_k`, CTAs do not share out k: one thread promotes each element of D in order of k, and the element's
+    bits depend only on its row of A and its row of B. Without `whole_gpu` only configurations count whose grid can be
+    limited to some SMs.
 
-    A dense product takes the menu of its weight. Into parts of heads it takes the plain product's configuration, but no
-    `fp8_gemm` that splits k, which would help only products of few columns.
+    A dense product chooses from the menu of its weight. A product into parts of heads takes the plain product's
+    configuration, except an `fp8_gemm` that splits k: this would help only products of few columns.
     """
     if output.work is not DENSE:
         return select_grouped(alike(sizes, output), output, gpu, split_k, whole_gpu)
@@ -108,9 +108,9 @@ def select(
 
 @lru_cache(maxsize=4096)
 def select_grouped(sizes: Sizes, output: Output, gpu: Gpu, split_k: bool = True, whole_gpu: bool = True) -> Config:
-    """The configuration of groups or heads.
+    """Choose the configuration of groups or heads.
 
-    The decode kernel adds up scales of FP4 that do not fold in another order than `fp8_gemm`.
+    If scales of FP4 do not fold, the decode kernel adds in another order than `fp8_gemm`.
     """
     tile = chosen_tile(sizes, output, gpu, split_k=split_k, whole_gpu=whole_gpu)
     return tile.config(output, sizes.k)
@@ -125,7 +125,7 @@ def chosen_tile(
     split_k: bool = True,
     whole_gpu: bool = True,
 ) -> Tile:
-    """Choose the tile as `select` does, by these timings, or by the GPU's."""
+    """Choose the tile that `select` would, by the given timings instead of the GPU's if there are any."""
     m, n, k, _ = sizes
     if output.work is DENSE:
         return menu_of(n, k, output, gpu, split_k, whole_gpu).tile_for(int(m))

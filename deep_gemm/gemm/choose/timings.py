@@ -27,11 +27,11 @@ class Timings:
     """
 
     launch_us: float
-    """Time of a product of next to nothing: launch, first bytes, end."""
+    """Time of the smallest product: launch, first bytes, end."""
     sm_tflops: float
     """FP8 operations of one SM's tensor cores, in a burst."""
     block_ns: float
-    """Time of a tile for a block of k besides these operations, however small it is."""
+    """Time of a tile for a block of k beside these operations; the same for every size of tile."""
     tile_us: float
     """Time of a tile besides its blocks of k: filling the ring, starting to store."""
     store_us: float
@@ -41,9 +41,9 @@ class Timings:
     fp4_ns: float
     """Time of an SM in the decode kernel to make E4M3 of 64 columns of a k-block of an FP4 weight."""
     fp4_token_ns: float
-    """Further time for each row of A that these columns are multiplied by."""
+    """Extra time for each row of A that is multiplied by these 64 columns."""
     fp4_alone_ns: float
-    """Further time for a k-block that CTAs beside each other on an SM hide."""
+    """Extra time for a k-block if a CTA is alone on its SM: a second CTA would hide it."""
     convert_ns: float
     """Further time of a tile of `fp8_gemm` for a block of k of an FP4 weight, which is converted first."""
     split_us: float
@@ -51,25 +51,25 @@ class Timings:
     decode_split_ns: float
     """The same in the decode kernel."""
     split_c_ns: float
-    """Further time for an element of a tile if C is added: it is read only then."""
+    """Extra time for an element of a tile if k is split and C is added: C is read after the sums are complete."""
     add_us: float
     """Time of adding a tile of 256x128 to D along k. The next tile hides it if it has enough blocks of k."""
     across_lines_ps: float
     """Time of the L2 for 128 bytes of a row that straddle two of its lines, if k is no multiple of 128."""
     across_sectors_ps: float
-    """The same for bytes that straddle five of its sectors of 32 bytes, not four, if k is no multiple of 32 either."""
+    """The same if k is no multiple of 32: then 128 bytes lie in five of its sectors of 32 bytes instead of four."""
     part_ps: float
-    """Further time for an element of a tile of `fp8_gemm` for each part of a k-block but the first."""
+    """Extra time for an element of a tile of `fp8_gemm`, for each part of a k-block after the first."""
     part_ns: float
-    """Further time of a tile of `fp8_gemm` for each of these parts."""
+    """Extra time of a tile of `fp8_gemm`, for each part of a k-block after the first."""
     by_row: float
     """How much longer a block of k takes if B has a scale for each row."""
     find_us: float
-    """How much later grouped rows begin, because their tiles must be found first."""
+    """Delay before the first product of grouped rows: the kernel must find their tiles first."""
     find_group_us: float
     """Time of a CTA to find a group of rows in ids, besides `find_row_ns`, if tiles have more than 64 rows."""
     find_row_ns: float
-    """Time to find each row of a group, if tiles are lower; higher tiles take a third of it."""
+    """Time to find each row of a group, if tiles have at most 64 rows; taller tiles take a third of it."""
     part_power: float
     """A tile that is only partly filled takes `part ** part_power` of a whole tile's time."""
     dram_tb_per_s: float

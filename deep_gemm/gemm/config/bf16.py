@@ -12,7 +12,7 @@ from ...core.check.recipes import BFLOAT16, Scales, Values
 from ...core.gpu import WARPGROUP_THREADS, WGMMA_ROWS
 from ..kinds.output import Output
 from .of_tile import deepest, fields_of, with_buffers
-from .tall import CHUNK_ELEMENTS, EMPTY_BYTES, K_MAJOR, GemmConfig, Majors
+from .tall import CHUNK_ELEMENTS, K_MAJOR, GemmConfig, Majors
 
 BLOCK_K = 64
 """BF16 values of a k-block."""
@@ -65,6 +65,11 @@ class Bf16Config(GemmConfig):
         return self.sums * 2 - self.shared_sums if self.walks_slices else self.sums
 
     @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a producer's and of a math thread; with 40 the warps that store rows of low tiles spill."""
+        return (56, 248) if self.storing_warps == 1 else super().registers
+
+    @property
     def exchange_bytes(self) -> int:
         """Bytes that each CTA receives from CTAs that split k with it: whole columns of chunks, from all math warps."""
         return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
@@ -72,7 +77,7 @@ class Bf16Config(GemmConfig):
     @property
     def output_barriers_bytes(self) -> int:
         """Size of `OutputBarriers` in the epilogue."""
-        return 8 if self.cluster_k > 1 else EMPTY_BYTES
+        return 8 if self.cluster_k > 1 else super().output_barriers_bytes
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """Yield (holds, rule) pairs; the kernel can be built if all hold."""
@@ -129,7 +134,8 @@ def bf16_config(
     panel_columns = gcd(columns, 64)
     shares_sums = slices > cluster_k == 1 and units_along_m * block_n > MAX_ACCUMULATORS[num_math_warpgroups]
     config = Bf16Config(
-        num_stages=min_stages or (3 if block_m + block_n > 384 or shares_sums else 4),
+        num_stages=min_stages
+        or (3 if block_m + block_n > 384 or shares_sums or output.epilogue.has_row_addresses else 4),
         unit_n=block_n,
         panel_columns=panel_columns,
         majors=majors,

@@ -230,7 +230,7 @@ constexpr uint32_t kRowsOfRound = 16;
 struct Tables {
   Table of[kGroupsOfBlock];
 
-  // Made from shifts, or the marks in their place.
+  // A byte of `shifts` is a group's shift, or a mark: kZeros, kNaNs.
   DEVICE explicit Tables(uint32_t shifts)
       : of{Table(shifts & 255), Table(shifts >> 8 & 255), Table(shifts >> 16 & 255), Table(shifts >> 24)} {
     if (__builtin_expect((shifts & (kZeros | kNaNs) * 0x01010101) == 0, 1)) return;
@@ -278,7 +278,7 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
       packed[i / 2][i % 2] = ptx::ld_shared_v4_b32((from ^ i % 2 * 16) + i / 2 * (kRowsOfRound * kBlockK / 2));
-    ptx::syncwarp();  // all lanes have read what lies where others are to write
+    ptx::syncwarp();  // all lanes have read before any lane writes over it
     const uint32_t to = first_to + at.stage * kBBytes;
     const Tables tables(shifts);
     store_values(packed[0], tables.of[0], tables.of[1], to);

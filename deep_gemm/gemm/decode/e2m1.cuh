@@ -137,7 +137,7 @@ DEVICE void multiply_groups(float (&partial)[kAccumulators], uint32_t b, uint32_
 #pragma unroll
   for (float& x : partial) x = 0;
 #pragma unroll 1
-  for (uint32_t g = ptx::opaque(0u); g < kGroupsOfBlock; ++g) {  // or the compiler takes the first one apart
+  for (uint32_t g = ptx::opaque(0u); g < kGroupsOfBlock; ++g) {  // opaque: else the compiler peels the first turn
     const auto folds = [&](uint32_t i) { return rows[i].y != 0; };
     const auto byte = [&](uint32_t i) { return rows[i].x >> g * 8 & 255; };
     const auto table = [&](uint32_t i) { return Table(folds(i) ? byte(i) : kShiftOfOne); };

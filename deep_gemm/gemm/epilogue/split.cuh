@@ -35,7 +35,7 @@ DEVICE void prefetch_d(const Params&, const Tile&, uint32_t, uint32_t) {}
 struct Output {
   float* exchange;
   OutputBarriers& barriers;
-  uint32_t parity = 0;  // of the exchange, which takes a tile at a time
+  uint32_t parity = 0;  // of the exchange's barrier, a phase for each tile
 
   DEVICE Output(OutputStorage& storage, OutputBarriers& barriers_, uint32_t)
       : exchange(storage.exchange), barriers(barriers_) {}

@@ -88,7 +88,7 @@ struct Output {
   DEVICE Output(OutputStorage& storage_, OutputBarriers& barriers_, uint32_t warpgroup_)
       : storage(storage_), barriers(barriers_), warpgroup(warpgroup_) {}
 
-  // Addresses come while the tile is multiplied.
+  // Loads the addresses of rows while the tile is multiplied.
   DEVICE void expect(const Params& p, const Tile& tile) {
     if constexpr (kStoringWarps == 0) own.expect(p, tile, ptx::warp_index() * 16);
   }

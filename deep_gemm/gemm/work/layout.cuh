@@ -168,7 +168,7 @@ struct Stretches {
     }
     ptx::syncwarp();
     if (count < 2) return false;
-    const uint32_t last = count - 1 < 32 ? count - 1 : 32;  // this run may go on, or has no lane
+    const uint32_t last = count - 1 < 32 ? count - 1 : 32;  // the last run may go on behind the window; a 33rd run has no lane
     const uint32_t first = ptx::ld_shared_b32(&runs()[lane < last ? lane : last]);
     const uint32_t end = ptx::ld_shared_b32(&runs()[lane < last ? lane + 1 : last]);
     at = ptx::ld_shared_b32(&runs()[last]);

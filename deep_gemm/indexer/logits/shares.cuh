@@ -1,9 +1,9 @@
-// Which blocks of keys each CTA computes: all steps of all tiles in one line, cut into equal, contiguous shares. The
-// steps of a tile are its blocks, after steps that stand for the cost of beginning the tile.
+// Shares the blocks of keys out to the CTAs. The steps of all tiles form one line, which is cut into equal, contiguous
+// shares. A tile's steps are its blocks, after extra steps for the cost of beginning a tile.
 //
-// Every CTA adds up the same numbers by itself, which takes one pass over the ranges. So causal ranges are as balanced as
-// full ones, few tokens with many keys keep all SMs busy, and each logit is computed by one CTA in one way. Pieces of
-// rows that are filled with -inf are shared out in the same way, by themselves.
+// Every CTA finds its share by itself, in one pass over the ranges. So causal ranges are as balanced as full ones, few
+// tokens with many keys keep all SMs busy, and each logit is computed by one CTA in one way. Pieces of rows that are
+// filled with -inf form a second line.
 #pragma once
 #include "config.cuh"
 #include "lanes.cuh"
@@ -13,8 +13,8 @@
 
 constexpr uint32_t kNumWarps = kNumThreads / 32, kSteps = 0, kFills = 1;
 
-// Cost of beginning a tile, in blocks: a CTA waits for ranges, then for weights and queries. Unless there are more
-// tiles than CTAs, the cost is left out: each CTA begins one or two tiles then, whatever they cost.
+// Cost of beginning a tile, in blocks: a CTA waits for ranges, then for weights and queries. With at most a tile for each
+// CTA the cost is left out, because each CTA then begins one or two tiles anyway.
 constexpr uint32_t kStepsOfBeginning = 1;
 
 DEVICE uint32_t cost_of_tile(const MqaParams& p) { return num_tiles(p) > ptx::grid_size() ? kStepsOfBeginning : 0; }
@@ -24,12 +24,12 @@ struct ShareStorage {
   uint32_t starts[2][2];  // tile, number in it
 };
 
-// One CTA's share of one line.
+// One CTA's share of a line: the tile and the number in it where the share begins, and its steps.
 struct WorkShare {
   uint32_t tile, number, count;
 };
 
-// All threads of the CTA, before roles part. shares[kSteps] and, if rows are cleaned, shares[kFills].
+// Finds this CTA's shares: shares[kSteps] and, if rows are cleaned, shares[kFills]. All threads call it, before roles part.
 DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&shares)[2]) {
   constexpr uint32_t kLines = kIsClean ? 2 : 1;
   const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index(), warp = ptx::warp_index();

@@ -1,5 +1,5 @@
-// A CTA counts all routes by itself, and apart those before its own, so no CTA waits for another. All ids lie in the L2. The time
-// grows with the square of the routes.
+// Each CTA counts all routes, and separately the routes before its own, so no CTA waits for another. All ids lie in the L2. The
+// work of all CTAs grows with the square of the number of routes.
 #pragma once
 
 constexpr uint32_t kAtOnce = 8;  // loads under way at a time

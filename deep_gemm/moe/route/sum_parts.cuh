@@ -1,4 +1,4 @@
-// count_routes has counted each part. A CTA sums up the columns of its table, the parts before its own apart.
+// count_routes has counted each part. A CTA adds up the columns of its table, and separately the parts before its own.
 //
 //   threads  0 .. experts-1 | .. 2 experts-1 | ...      the table's words in their order, so a warp's lie beside each other
 //   parts    0, g, 2g ...   | 1, g+1 ...     | ... g-1  of each group of threads, g groups in all

@@ -29,7 +29,7 @@ err several times as much.
 
 
 class Step(Trial):
-    """Forward and backward of a layer: `y`, and `d` with the name of each leaf."""
+    """Forward and backward of a layer. Results are `y`, and the gradients: "dx" is that of the leaf "x"."""
 
     layer: torch.nn.Module
     weights: ClassVar[tuple[str, ...]]
@@ -39,13 +39,13 @@ class Step(Trial):
         self.keeps_casts = draw.flag(0.3)
 
     def fill(self) -> None:
-        """Normal numbers; weights make them normal again."""
+        """Draw normal numbers, and weights whose products are normal again."""
         for name, x in self.operands.items():
             if x.is_floating_point():
                 x.copy_(self.draw.normal(x.shape) / (sqrt(x.shape[-1]) if name in self.weights else 1))
 
     def call(self, x: Tensors) -> Tensors:
-        """All is made anew."""
+        """Make new leaves and parameters, and run both passes."""
         given = {name: each if name == ROUTES else each.detach().requires_grad_() for name, each in x.items()}
         given |= {name: torch.nn.Parameter(given[name].detach()) for name in self.weights}
         grad = given.pop("grad").detach()

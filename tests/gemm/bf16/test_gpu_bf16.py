@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import helpers
 import pytest
@@ -51,16 +51,10 @@ def test_majors_edges_and_c(a_is_mn: bool, b_is_mn: bool, dtype: torch.dtype) ->
             frame.assert_untouched_outside()
 
 
-@pytest.fixture(params=["default", "batch invariant"])
-def setting(request: pytest.FixtureRequest) -> Iterator[None]:
-    deep_gemm.set_batch_invariant(request.param == "batch invariant")
-    yield
-    deep_gemm.set_batch_invariant(False)
-
-
 @pytest.mark.parametrize(("n", "k"), WEIGHTS)
-@pytest.mark.usefixtures("setting")
-def test_a_rows_bits_do_not_depend_on_m(n: int, k: int) -> None:
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_rows_bits_do_not_depend_on_m(batch_invariant: bool, n: int, k: int) -> None:
+    deep_gemm.set_batch_invariant(batch_invariant)
     a, b = numbers(max(MS), k), numbers(n, k, seed=1)
     every = some(deep_gemm.bf16_gemm_nt(a, b))
     for m in MS:

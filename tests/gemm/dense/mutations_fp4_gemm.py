@@ -151,7 +151,7 @@ MUTATIONS = [
     Mutation("turns begin anew with each tile", _E2M1, "convert_tile(p, shared, warp, is_turn, tile, at);", "{ bool turn = is_turn; convert_tile(p, shared, warp, turn, tile, at); }"),
     Mutation("packed is not waited for", _E2M1, "    ptx::mbarrier_wait_parity(&shared.roles.packed[at.stage], at.parity);\n", ""),
     Mutation("the time between is not seen", _E2M1, "if constexpr (kNumStages % kConvertGroups != 0)", "if constexpr (false)", shows_in=ODD),
-    Mutation("values are written where others still read", _E2M1, "    ptx::syncwarp();  // all lanes have read what lies where others are to write\n", ""),
+    Mutation("values are written where others still read", _E2M1, "    ptx::syncwarp();  // all lanes have read before any lane writes over it\n", ""),
     Mutation("tensor cores may not see the values", _E2M1, _FENCED, "    ptx::syncwarp();\n"),
     Mutation("one lane says that all have converted", _E2M1, _FENCED, "    ptx::fence_proxy_async_shared();\n"),
     Mutation("a fence for one lane's values", _E2M1, _FENCED, "    ptx::syncwarp();\n    if (lane == 0) ptx::fence_proxy_async_shared();\n"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from helpers import captured, random_fp8, random_scales, small_integers, some, sum_of_parts
+from helpers import captured, in_threads, random_fp8, random_scales, small_integers, some, sum_of_parts
 from torch import Tensor
 
 import deep_gemm
@@ -185,9 +185,7 @@ def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
     b = deep_gemm.per_block_cast_to_fp8(torch.randn(200, 400, device="cuda"))
     found = [torch.full((40, 200), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(3)]
     for d in found[:2]:  # the first loads the kernel
-        thread = threading.Thread(target=deep_gemm.fp8_gemm_nt, args=(a, b, d))
-        thread.start()
-        thread.join()
+        in_threads(partial(deep_gemm.fp8_gemm_nt, a, b), [d])
     deep_gemm.fp8_gemm_nt(a, b, found[2])
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[2])
@@ -207,11 +205,7 @@ def test_threads_that_share_a_record() -> None:
                 if d is None or not torch.equal(d, right[index]):  # type: ignore[arg-type]
                     wrong.append(index)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(problems))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(len(problems)))
     assert wrong == []
 
 

@@ -7,7 +7,6 @@ compared.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -393,9 +392,8 @@ class Expert:
 
 
 @pytest.fixture
-def expert() -> Iterator[Expert]:
-    yield Expert([100, 7, 0, 193, 1], 1024, 768)
-    deep_gemm.set_pdl(False)
+def expert() -> Expert:
+    return Expert([100, 7, 0, 193, 1], 1024, 768)
 
 
 def test_an_expert_of_both_products(expert: Expert) -> None:

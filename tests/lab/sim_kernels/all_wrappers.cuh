@@ -33,6 +33,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::mbarrier_arrive_cluster_after(barrier, 1, out[0], flags[0] == 0);
   if (ptx::mbarrier_test_wait_parity(barrier, 0)) flags[0] = 1;
   if (ptx::mbarrier_try_wait_parity(barrier, 0)) flags[1] = 1;
+  if (ptx::mbarrier_try_wait_parity_cluster(barrier, 0)) flags[1] = 2;
   ptx::mbarrier_wait_parity(barrier, 1);
   ptx::mbarrier_wait_parity_cluster(barrier, 1);
 

@@ -45,3 +45,5 @@ DEVICE void init_barrier(uint64_t* bar, uint32_t thread) {
 
 #define CASE(name) \
   inline void name(Case& c, Shared& shared, uint64_t* bar, uint32_t thread, uint32_t warp, uint32_t lane)
+// A case that begins when its first mbarrier is initialized, for one arrival: the kernel does so.
+#define BARRIER_CASE(name) CASE(name)

@@ -17,18 +17,22 @@ DEVICE ptx::TensorMap* make_map(Case& c) {
   return map;
 }
 
-DEVICE void multiply(float (&d)[4], uint32_t a, uint32_t b) {
+// Multiplies what begins at bytes `a` and `b` of the tile, and waits until at most `kLeft` products are in flight.
+template <uint32_t kLeft>
+DEVICE void multiply(Shared& shared, uint32_t a, uint32_t b) {
+  float d[4];
+  const uint32_t at = ptx::smem_address(shared.tile);
   ptx::wgmma_fence();
-  ptx::wgmma_m64k32_e4m3<8>(d, ptx::smem_descriptor(a), ptx::smem_descriptor(b), false);
+  ptx::wgmma_m64k32_e4m3<8>(d, ptx::smem_descriptor(at + a), ptx::smem_descriptor(at + b), false);
   ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<kLeft>();
 }
 
 // ---- Waiting for ever
 
 // deadlock: every thread waits.\n  CTA 0, warps 0,2-3: exited\n  CTA 0, warp 1: waits for the end of parity 0 of the
 // mbarrier at shared-memory offset 36864, whose phase 0 \(parity 0\) lacks 1 of 1 arrivals and 0 bytes
-CASE(deadlock) {
-  init_barrier(bar, thread);
+BARRIER_CASE(deadlock) {
   if (warp == 1) ptx::mbarrier_wait_parity(bar, 0);
 }
 
@@ -47,15 +51,13 @@ CASE(deadlock_of_a_cluster) {
 }
 
 // some by asking again and again.\n  CTA 0, warps 0-3: asks for the end of parity 0 of the mbarrier at
-CASE(deadlock_by_asking) {
-  init_barrier(bar, thread);
+BARRIER_CASE(deadlock_by_asking) {
   while (!ptx::mbarrier_test_wait_parity(bar, 0)) {
   }
 }
 
 // lanes 0-4,6-31: waits for the rest of its warp at syncwarp
-CASE(missing_lanes) {
-  init_barrier(bar, thread);
+BARRIER_CASE(missing_lanes) {
   if (lane == 5) ptx::mbarrier_wait_parity(bar, 0);
   ptx::syncwarp();
 }
@@ -76,8 +78,7 @@ CASE(registers_beyond_the_pool) {
 // ---- Copies from and to addresses
 
 // bulk_load: 24 bytes from byte 0 of `in` .*: expected whole 16 bytes
-CASE(bulk_load_of_half_a_chunk) {
-  init_barrier(bar, thread);
+BARRIER_CASE(bulk_load_of_half_a_chunk) {
   if (thread == 0) ptx::bulk_load(bar, shared.tile, c.in, 24);
 }
 
@@ -87,8 +88,7 @@ CASE(bulk_load_before_its_barrier) {
 }
 
 // pieces of TMA loads in flight into its shared memory
-CASE(bulk_load_that_nobody_waits_for) {
-  init_barrier(bar, thread);
+BARRIER_CASE(bulk_load_that_nobody_waits_for) {
   if (thread != 0) return;
   ptx::mbarrier_arrive_expect_tx(bar, 32);
   ptx::bulk_load(bar, shared.tile, c.in, 32);
@@ -124,22 +124,19 @@ CASE(barrier_not_fenced_for_the_cluster) {
 }
 
 // more arrivals than the mbarrier at .* was initialized for \(1\), while 16 bytes are still to land
-CASE(too_many_arrivals) {
-  init_barrier(bar, thread);
+BARRIER_CASE(too_many_arrivals) {
   if (thread != 0) return;
   ptx::mbarrier_arrive_expect_tx(bar, 16);
   ptx::mbarrier_arrive(bar);
 }
 
 // tx-count overflow: .* would count 1048576 bytes, beyond 2\^20 - 1
-CASE(tx_overflow) {
-  init_barrier(bar, thread);
+BARRIER_CASE(tx_overflow) {
   if (thread == 0) ptx::mbarrier_arrive_expect_tx(bar, 1 << 20);
 }
 
 // parity 2; it is 0 or 1
-CASE(parity_is_no_bit) {
-  init_barrier(bar, thread);
+BARRIER_CASE(parity_is_no_bit) {
   ptx::mbarrier_wait_parity(bar, 2);
 }
 
@@ -236,8 +233,7 @@ CASE(global_nc_read_of_an_output) { ptx::ld_global_nc_f32(c.out); }
 CASE(global_write_by_other_means) { c.out[-1] = 1; }
 
 // tma_load_2d reads 16 bytes of global memory out of bounds: 0 bytes past the end of `in`
-CASE(tma_map_larger_than_the_tensor) {
-  init_barrier(bar, thread);
+BARRIER_CASE(tma_map_larger_than_the_tensor) {
   expect_tile(c, shared, bar, thread);
   ptx::mbarrier_wait_parity(bar, 0);
 }
@@ -254,27 +250,23 @@ CASE(touched_before_griddepcontrol_wait) { ptx::ld_global_f32(c.in); }
 // ---- TMA
 
 // shared-memory offset 64 is not a multiple of 128
-CASE(tma_destination_misaligned) {
-  init_barrier(bar, thread);
+BARRIER_CASE(tma_destination_misaligned) {
   ptx::tma_load_2d(&c.map_in, bar, shared.tile + 64, 0, 0);
 }
 
 // tma_load_3d: the tensor map has 2 dimensions
-CASE(tma_rank) {
-  init_barrier(bar, thread);
+BARRIER_CASE(tma_rank) {
   ptx::tma_load_3d(&c.map_in, bar, shared.tile, 0, 0, 0);
 }
 
 // the CTA mask 2 does not fit a cluster of 1
-CASE(tma_mask) {
-  init_barrier(bar, thread);
+BARRIER_CASE(tma_mask) {
   ptx::tma_load_2d_multicast(&c.map_in, bar, shared.tile, 0, 0, 2);
 }
 
 // CTA 0 exits with \d pieces of TMA loads in flight into its shared memory
 // with {"schedule": "late_loads"}
-CASE(exit_with_loads_in_flight) {
-  init_barrier(bar, thread);
+BARRIER_CASE(exit_with_loads_in_flight) {
   expect_tile(c, shared, bar, thread);
 }
 
@@ -293,8 +285,7 @@ CASE(exit_while_tma_reads) {
 
 // exits (with bytes that do not add up: .* -?\d+ bytes|with \d pieces of TMA loads in flight)
 // with {"x": 100}
-CASE(exit_with_unbalanced_bytes) {
-  init_barrier(bar, thread);
+BARRIER_CASE(exit_with_unbalanced_bytes) {
   if (thread == 0) {
     ptx::tma_load_2d(&c.map_in, bar, shared.tile, 0, 0);
     ptx::tma_load_2d(&c.map_in, bar, shared.tile, 0, 8);
@@ -331,8 +322,7 @@ CASE(map_written_since_it_was_acquired) {
 
 // tensormap_replace_size writes a tensor map that a copy in flight is using: byte \d+ of `out`
 // with {"schedule": "late_loads"}
-CASE(map_written_while_a_copy_uses_it) {
-  init_barrier(bar, thread);
+BARRIER_CASE(map_written_while_a_copy_uses_it) {
   if (thread != 0) return;
   ptx::TensorMap* map = make_map(c);
   ptx::fence_tensormap_release();
@@ -369,58 +359,31 @@ CASE(wgmma_without_fence) {
 }
 
 // the descriptor of B reaches from 38912 to 39840 of shared memory, which lies from 1024 to 38912
-CASE(wgmma_descriptor_out_of_range) {
-  float d[4];
-  const uint32_t a = ptx::smem_address(shared.tile);
-  multiply(d, a, a + 37888);
-  ptx::wgmma_wait_group<0>();
-}
+CASE(wgmma_descriptor_out_of_range) { multiply<0>(shared, 0, 37888); }
 
 // the descriptor of A: address 1152 does not lie in the first row of a swizzle atom
-CASE(wgmma_descriptor_misaligned) {
-  float d[4];
-  const uint32_t a = ptx::smem_address(shared.tile);
-  multiply(d, a + 128, a);
-  ptx::wgmma_wait_group<0>();
-}
+CASE(wgmma_descriptor_misaligned) { multiply<0>(shared, 128, 0); }
 
 // operands differ between the lanes of a warp
-CASE(wgmma_operands_differ_between_lanes) {
-  float d[4];
-  const uint32_t a = ptx::smem_address(shared.tile);
-  multiply(d, a + (lane == 7 ? 1024 : 0), a);
-  ptx::wgmma_wait_group<0>();
-}
+CASE(wgmma_operands_differ_between_lanes) { multiply<0>(shared, lane == 7 ? 1024 : 0, 0); }
 
 // other operands than the same product of another warp of its warpgroup
-CASE(wgmma_operands_differ_between_warps) {
-  float d[4];
-  const uint32_t a = ptx::smem_address(shared.tile);
-  multiply(d, a + (warp == 2 ? 1024 : 0), a);
-  ptx::wgmma_wait_group<0>();
-}
+CASE(wgmma_operands_differ_between_warps) { multiply<0>(shared, warp == 2 ? 1024 : 0, 0); }
 
 // exits with a WGMMA in flight: wgmma_wait_group<0> is missing
-CASE(exit_with_a_product_in_flight) {
-  float d[4];
-  const uint32_t a = ptx::smem_address(shared.tile);
-  multiply(d, a, a);
-  ptx::wgmma_wait_group<1>();
-}
+CASE(exit_with_a_product_in_flight) { multiply<1>(shared, 0, 0); }
 
 // ---- Clusters
 
 // CTA \d may not have started yet: no cluster barrier stands before this access
 // with {"num_sms": 2, "cluster_size": 2}
-CASE(peer_may_not_have_started) {
-  init_barrier(bar, thread);
+BARRIER_CASE(peer_may_not_have_started) {
   ptx::st_async_b32(shared.floats, bar, 1 - ptx::cluster_rank(), 1);
 }
 
 // st_async_b32: CTA 1 of the cluster has exited
 // with {"num_sms": 2, "cluster_size": 2, "threads": 32}
-CASE(peer_has_exited) {
-  init_barrier(bar, thread);
+BARRIER_CASE(peer_has_exited) {
   ptx::cluster_sync();
   if (ptx::cluster_rank() != 0) return;
   for (int i = 0; i < 2000; ++i) ptx::syncwarp();
@@ -429,8 +392,7 @@ CASE(peer_has_exited) {
 
 // mbarrier_arrive_cluster: CTA 1 of the cluster has exited
 // with {"num_sms": 2, "cluster_size": 2, "threads": 32}
-CASE(arrival_at_a_cta_that_has_exited) {
-  init_barrier(bar, thread);
+BARRIER_CASE(arrival_at_a_cta_that_has_exited) {
   ptx::cluster_sync();
   if (ptx::cluster_rank() != 0) return;
   for (int i = 0; i < 2000; ++i) ptx::syncwarp();
@@ -439,16 +401,14 @@ CASE(arrival_at_a_cta_that_has_exited) {
 
 // CTA 1 exits with 1 pieces of TMA loads in flight|CTA 1 of the cluster has exited
 // with {"num_sms": 2, "cluster_size": 2, "schedule": "late_stores"}
-CASE(remote_store_lands_too_late) {
-  init_barrier(bar, thread);
+BARRIER_CASE(remote_store_lands_too_late) {
   ptx::cluster_sync();
   if (thread == 0 && ptx::cluster_rank() == 0) ptx::st_async_b32(shared.floats, bar, 1, 1);
 }
 
 // CTA 1 exits with \d pieces of TMA loads in flight|CTA 1 of the cluster has exited
 // with {"num_sms": 2, "cluster_size": 2, "schedule": "late_loads"}
-CASE(multicast_lands_in_a_cta_that_has_exited) {
-  init_barrier(bar, thread);
+BARRIER_CASE(multicast_lands_in_a_cta_that_has_exited) {
   ptx::cluster_sync();
   if (thread != 0 || ptx::cluster_rank() != 0) return;
   ptx::mbarrier_arrive_expect_tx(bar, 1024);
@@ -458,8 +418,7 @@ CASE(multicast_lands_in_a_cta_that_has_exited) {
 
 // rank 2 in a cluster of 2
 // with {"num_sms": 2, "cluster_size": 2}
-CASE(rank_outside_the_cluster) {
-  init_barrier(bar, thread);
+BARRIER_CASE(rank_outside_the_cluster) {
   ptx::cluster_sync();
   ptx::st_async_b32(shared.floats, bar, 2, 1);
 }

@@ -14,23 +14,17 @@ DEVICE void load_at(Case& c, Shared& shared, uint64_t* bar, uint32_t thread, int
   ptx::tma_load_2d(&c.map_in, bar, shared.tile, x, y);
 }
 
-CASE(load) {
-  load_at(c, shared, bar, thread, 0, 0);
+DEVICE void load_and_copy(Case& c, Shared& shared, uint64_t* bar, uint32_t thread, int32_t x, int32_t y) {
+  load_at(c, shared, bar, thread, x, y);
   ptx::mbarrier_wait_parity(bar, 0);
   copy_out(c, shared.tile, thread);
 }
 
-CASE(load_over_the_corner) {
-  load_at(c, shared, bar, thread, -4, -2);
-  ptx::mbarrier_wait_parity(bar, 0);
-  copy_out(c, shared.tile, thread);
-}
+CASE(load) { load_and_copy(c, shared, bar, thread, 0, 0); }
 
-CASE(load_past_the_end) {
-  load_at(c, shared, bar, thread, 28, 60);
-  ptx::mbarrier_wait_parity(bar, 0);
-  copy_out(c, shared.tile, thread);
-}
+CASE(load_over_the_corner) { load_and_copy(c, shared, bar, thread, -4, -2); }
+
+CASE(load_past_the_end) { load_and_copy(c, shared, bar, thread, 28, 60); }
 
 CASE(load_without_waiting) {
   load_at(c, shared, bar, thread, 0, 0);
@@ -46,8 +40,7 @@ CASE(load_by_asking) {
   copy_out(c, shared.tile, thread);
 }
 
-CASE(load_3d) {
-  init_barrier(bar, thread);
+BARRIER_CASE(load_3d) {
   if (thread == 0) {
     ptx::mbarrier_arrive_expect_tx(bar, 1024);
     ptx::tma_load_3d(&c.map_in, bar, shared.tile, 0, 8, static_cast<int32_t>(c.x));
@@ -56,8 +49,7 @@ CASE(load_3d) {
   copy_out(c, shared.tile, thread);
 }
 
-CASE(load_4d) {
-  init_barrier(bar, thread);
+BARRIER_CASE(load_4d) {
   if (thread == 0) {
     ptx::mbarrier_arrive_expect_tx(bar, 1024);
     ptx::tma_load_4d(&c.map_in, bar, shared.tile, 0, 1, 1, -1);
@@ -126,7 +118,7 @@ CASE(accumulators_of_nothing) {
   write_f32(c.out + thread, d[3]);
 }
 
-// 4096 deep. Once: all in the tensor core. Else: 128 deep, 32 times, added up here.
+// Sums 4096 products. `once`: the tensor core adds all of them; else it adds 128 at a time, and the thread adds the 32 sums.
 CASE(accumulate) {
   const bool once = c.x;
   for (uint32_t i = thread; i < 4096; i += 128) {

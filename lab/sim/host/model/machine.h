@@ -95,14 +95,17 @@ struct Product {
   uint32_t registers[4][kLanes] = {};  // A, if the lanes have it
 };
 
+// For each place for a fiber: how many of its stores to peers a thread knows of.
+using Known = std::vector<uint64_t>;
+
 struct Warp {
   // The operation that the lanes gather at. Two generations of values: slow lanes may still read the last generation.
   const char* operation = nullptr;
   uint32_t arrived = 0, exited = 0;
   uint64_t generation = 0;
   uint64_t values[2][kLanes];
+  Known known[2];  // of the lanes that meet at syncwarp
   WaitList waiting;
-  std::vector<uint64_t> known[2];  // of the lanes that come to even and to odd generations of syncwarp
 
   uint32_t elected = 0;
   uint32_t registers = 0;
@@ -125,9 +128,6 @@ struct Warpgroup {
   std::vector<Operands> log;
   WaitList waiting;
 };
-
-// For each place for a fiber: how many of its stores to peers a thread knows of.
-using Known = std::vector<uint64_t>;
 
 // A store to another rank's memory, on its way.
 struct PeerStore {
@@ -194,6 +194,7 @@ struct Fiber {
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::vector<const void*> unreleased_maps;  // tensor maps that this thread has written
   std::set<const void*> acquired_maps;       // maps made by kernels that this thread may use
+  uint64_t fenced_at = 0;    // `acquired` at its last fence for TMA's loads from global memory
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
   Known known;
@@ -228,10 +229,13 @@ struct Machine {
   std::vector<uint64_t> stored;                                                   // by place for a fiber
   std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
   std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of a word's last one
+  uint64_t acquired = 0;                                                          // times that a load acquired
+  std::unordered_map<uint64_t, uint64_t> acquired_at;                             // of a peer's word
   std::map<const void*, Known> counted, counted_fenced;                           // at words of atomics that release
   std::map<const void*, WaitList> waiting_for_count;
   std::set<const Buffer*> mapped;                                                 // writable buffers of tensor maps
   uint32_t ready_polling = 0;
+  bool waits_for_rank = false;  // a thread asks for a word of another rank, which has the next turn perhaps
   std::priority_queue<Event> events;
   bool is_ahead_over = false, is_end_of_ahead_due = false;  // the kernel ahead, if this one is launched as its dependent
   WaitList waiting_for_ahead;

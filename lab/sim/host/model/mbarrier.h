@@ -170,5 +170,6 @@ bool mbarrier_test_wait_parity(uint64_t* pointer, uint32_t parity) {
 bool mbarrier_try_wait_parity(uint64_t* pointer, uint32_t parity) {
   return ask(pointer, parity, "mbarrier_try_wait_parity");
 }
+bool mbarrier_try_wait_parity_cluster(uint64_t* pointer, uint32_t parity) { return mbarrier_try_wait_parity(pointer, parity); }
 
 }  // namespace ptx

@@ -52,6 +52,15 @@ inline void check_not_held(const Buffer& buffer, uint64_t address, uint32_t size
            text(buffer.rank) + " has written: it has released no flag behind that which this rank has acquired");
 }
 
+// Whether TMA may read a word as its rank wrote it: that has been released and acquired, and behind that this thread fenced, as TMA
+// reads through another proxy. Boxes may hang out over words that no thread uses, so a load of others is no mistake by itself.
+inline bool is_known_to_tma(const Buffer& buffer, uint64_t address) {
+  if (!is_of_peer(buffer) || !buffer.held) return true;
+  if (buffer.held[(address - buffer.base) / 4] & bit_of(machine->launch.rank)) return false;
+  const auto acquired = machine->acquired_at.find(address / 4);
+  return acquired == machine->acquired_at.end() || self->fenced_at >= acquired->second;
+}
+
 // Notes a store of this rank to its own memory.
 inline void hold(const Buffer& buffer, uint64_t address, uint32_t size, size_t place) {
   const bool is_for_peers = machine->launch.other_ranks && buffer.held;
@@ -84,14 +93,16 @@ inline void acquire(const Buffer& buffer, uint64_t address) {
   const uint8_t* news = news_at(buffer, address);
   if (!news || !(*news & kReleased)) return;
   const uint8_t from = *news & static_cast<uint8_t>(~kReleased);
+  ++machine->acquired;
   for (uint32_t i = 0; i < machine->launch.num_buffers; ++i) {
     const Buffer& each = machine->launch.buffers[i];
     if (!each.news || (is_of_peer(each) && each.rank + 1 != from)) continue;
     for (uint64_t word = 0; word < (each.bytes + 3) / 4; ++word) {
       if (!is_of_peer(each)) {
         if ((each.news[word] & ~kReleased) == from) each.news[word] = 0;
-      } else if (each.released[word] & bit_of(machine->launch.rank)) {
+      } else if (each.released[word] & each.held[word] & bit_of(machine->launch.rank)) {
         each.held[word] &= static_cast<uint8_t>(~bit_of(machine->launch.rank));
+        machine->acquired_at[each.base / 4 + word] = machine->acquired;
       }
     }
   }

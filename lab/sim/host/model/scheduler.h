@@ -127,8 +127,10 @@ inline void run_fibers(const std::function<void(Fiber*)>& on_exit, const std::fu
   uint64_t idle_polls = 0;
   while (!all_done()) {
     ++machine->now;
-    if (machine->launch.other_ranks && machine->now % 64 == 0 && machine->launch.other_ranks())
-      throw Failure{"another rank failed"};
+    if (machine->launch.other_ranks && (machine->now % 64 == 0 || machine->waits_for_rank)) {
+      machine->waits_for_rank = false;
+      if (machine->launch.other_ranks()) throw Failure{"another rank failed"};
+    }
     const bool only_polling = machine->ready.size() == machine->ready_polling;
     if (!machine->events.empty() && (only_polling || machine->events.top().due <= machine->now)) run_next_event();
     if (machine->ready.empty()) {

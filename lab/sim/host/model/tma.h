@@ -75,14 +75,15 @@ inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* 
   });
 }
 
-// Words of a box that this kernel has written and that its loads may not rely on.
+// Words of a box that loads may not rely on: this kernel has written them, or a peer, and they are not known here yet. They land as
+// other bytes.
 inline std::set<uint64_t> words_hidden_from_tma(const Box& box) {
   std::set<uint64_t> hidden;
-  const Buffer* buffer = find_buffer(box.map.tensor, 1);
-  if (!machine->mapped.count(buffer)) return hidden;
+  const bool is_of_kernel = machine->mapped.count(find_buffer(box.map.tensor, 1));
+  if (!is_of_kernel && !machine->launch.other_ranks) return hidden;
   visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
-    for (uint32_t byte = from; byte < to; byte += 4)
-      if (!is_shown_to_tma(address + byte)) hidden.insert(address + byte);
+    for (uint64_t word = address + from / 4 * 4; word < address + to; word += 4)
+      if ((is_of_kernel && !is_shown_to_tma(word)) || !is_known_to_tma(*find_buffer(word, 1), word)) hidden.insert(word);
   });
   return hidden;
 }
@@ -134,8 +135,8 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
             std::memset(cta->async + shared, 0, 16);
             if (from < to)
               std::memcpy(cta->async + shared + from, reinterpret_cast<const void*>(address + from), to - from);
-            for (uint32_t byte = 0; byte < 16 && !hidden->empty(); byte += 4)
-              if (hidden->count(address + byte)) std::memset(cta->async + shared + byte, kPoison, 4);
+            for (auto word = hidden->lower_bound(address + from); word != hidden->end() && *word < address + to; ++word)
+              std::memset(cta->async + shared + (*word - address), kPoison, 4);
           });
           barrier_there.landed.push_back({barrier_there.phase, range});
         });

@@ -144,7 +144,8 @@ uint32_t match_any_sync(uint32_t value) {
 }
 uint32_t popc(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
 void syncwarp() {
-  auto& known = self->warp().known[self->warp().generation % 2];
+  Warp& warp = self->warp();
+  Known& known = warp.known[warp.generation & 1];
   tell(known);
   gather("syncwarp", 0);
   learn(known);

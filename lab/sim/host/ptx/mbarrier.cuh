@@ -20,6 +20,7 @@ inline void mbarrier_arrive_cluster_after(uint64_t* barrier, uint32_t cta_rank, 
 }
 bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity);
 bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity);
+bool mbarrier_try_wait_parity_cluster(uint64_t* barrier, uint32_t parity);
 void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity);
 void mbarrier_wait_parity_cluster(uint64_t* barrier, uint32_t parity);
 
