@@ -1,7 +1,7 @@
 """Both products of experts' rows by one kernel: gemm/work/rows_twice.cuh.
 
 The second product of a block of rows follows its first one some tasks later, so that results leave for other GPUs while
-first products are computed. The bits are those of two launches.
+first products are computed. The middle lies in a ring of blocks. The bits are those of two launches.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ from . import rows_to_addresses
 
 OUTPUT = Output(work=TWICE, epilogue=SILU_THEN_ROWS)
 BLOCK_M, BLOCK_N = 128, 256
+COUNTS, COUNTS_OF_BLOCK = 3, 2
+"""Words of `Counts` in gemm/work/rows_twice.cuh, and of a block."""
+SLOTS = 64
+"""Blocks of the ring."""
 LAG = 132
-"""Tiles of the first product before the first one of the second: one for each SM."""
+"""Tiles of the first product before a CTA prefers the second: one for each SM."""
 SHARE = 0.70
-"""The part of CTAs that take the first product as long as there is any: on four H200 calls took least by it."""
+"""The part of CTAs that prefer the first product: on four H200 calls took least by it."""
 IS_ON = True
 """Both products are one kernel; False takes two launches, to compare."""
 
@@ -51,9 +55,35 @@ def config_for(k: int, k_of_second: int, band: int = TWICE.band) -> GemmConfig:
     return replace(tile_config(BLOCK_M, BLOCK_N, OUTPUT, k=BLOCK_K * (1 if is_odd else 2)), raster_group=band)
 
 
+def blocks_for(rows: int, groups: int) -> int:
+    """Count the blocks of rows that there may be: the last one of each group may be short."""
+    return groups + rows // BLOCK_M
+
+
 def counts_for(rows: int, groups: int) -> int:
-    """Count the words that a call needs, zeros before and after: three, and one for each block of rows there may be."""
-    return 3 + groups + rows // BLOCK_M
+    """Count the words that a call needs, zeros before and after."""
+    return COUNTS + COUNTS_OF_BLOCK * blocks_for(rows, groups)
+
+
+def slots_for(rows: int, groups: int, most: int = SLOTS) -> int:
+    """Count the blocks that the ring has room for: a power of two, up to `most`, with room for two bands."""
+    return max(least_slots(TWICE.band), min(power_of_two(blocks_for(rows, groups)), power_of_two(most)))
+
+
+def least_slots(band: int) -> int:
+    """Count the blocks of the smallest ring: with fewer than two bands CTAs could wait for each other."""
+    return power_of_two(2 * band)
+
+
+def power_of_two(least: int) -> int:
+    """Give the first power of two from `least` on."""
+    return 1 << (least - 1).bit_length()
+
+
+def ring(slots: int, columns: int, like: Tensor) -> Operand:
+    """Make room for blocks of rows in FP8, and for their scales as products load them."""
+    values = empty("activations", (slots * BLOCK_M, columns), like.dtype, like.device)
+    return values, empty_scales((slots * BLOCK_M,), columns, values, mn_major=True)
 
 
 def problems(
@@ -68,29 +98,29 @@ def values_of(
     first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, first_ctas: int
 ) -> dict[str, Any]:
     """Give the members of the kernel's parameters for two problems that are `prepared`."""
-    columns, names = ceil_div(first.n, config.block_n), {each.name for each in params_of(config).fields}
+    names = {each.name for each in params_of(config).fields}
     of_second = {f"second.{name}": value for name, value in launch.values_of(second, config, **NOTHING).items()}
     return {
         **launch.values_of(first, config, **NOTHING),
         **{name: value for name, value in of_second.items() if name in names},
         "second_sfb_stride": of_second["second.groups.sfb_stride"],
         "counts": counts.data_ptr(),
-        "blocks": counts.numel() - 3,
-        "lag": lag if first_ctas else max(lag, config.raster_group * columns),
+        "blocks": (counts.numel() - COUNTS) // COUNTS_OF_BLOCK,
+        "slots": first.d.shape[0] // BLOCK_M,
+        "lag": lag,
         "first_ctas": first_ctas,
     }
 
 
-NOTHING: dict[str, Any] = {"counts": None, "blocks": 0, "lag": 0, "first_ctas": 0, "second_sfb_stride": 0}
+NOTHING: dict[str, Any] = dict.fromkeys(("blocks", "slots", "lag", "first_ctas", "second_sfb_stride"), 0)
 
 
 def start(
-    first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, num_sms: int, share: float = 0.0
+    first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, num_sms: int, share: float
 ) -> None:
     """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros."""
     ctas = min(num_sms, first.groups * first.m * ceil_div(max(first.n, second.n), config.block_n))
-    first_ctas = max(round(share * ctas), int(share > 0))
-    FP8_GEMM.run(config, values_of(first, second, config, counts, lag, first_ctas), ctas, second.d.get_device())
+    FP8_GEMM.run(config, values_of(first, second, config, counts, lag, round(share * ctas)), ctas, first.d.get_device())
 
 
 def takes(node: Node, w2: Rows) -> bool:
@@ -109,18 +139,16 @@ def run(
     limit: float | None = None,
     lag: int = LAG,
     share: float = SHARE,
+    slots: int | None = None,
     config: GemmConfig | None = None,
 ) -> None:
     """Multiply each row by its group's `w1`, activate, cast, multiply by `w2`; store the result at the row's address.
 
-    `counts`: int32 `[counts_for(...)]`, zeros before and after. `share`: 0 lets all CTAs take a wave of one product,
-    then a wave of the other.
+    `counts`: int32 `[counts_for(...)]`, zeros before and after. `slots`: blocks of the ring, by `slots_for`.
     """
     rows, intermediate = a[0].shape[0], w2[0].shape[2]
-    values = empty("activations", (rows, intermediate), a[0].dtype, a[0].device)
-    middle = values, empty_scales((rows,), intermediate, values, mn_major=True)
+    middle = ring(slots_for(rows, w1[0].shape[0]) if slots is None else slots, intermediate, a[0])
     first, second = problems(a, w1, middle, w2, ends, addresses, limit)
     config = config or config_for(first.k, second.k)
-    device = addresses.get_device()
-    num_sms = num_sms_of(gpu_of(device).num_sms)
+    num_sms = num_sms_of(gpu_of(addresses.get_device()).num_sms)
     start(launch.prepared(first, config), launch.prepared(second, config), config, counts, lag, num_sms, share)

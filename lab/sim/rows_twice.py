@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from deep_gemm.across import rows_twice
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8
+from deep_gemm.casts.lay_scales import mn_major
 from deep_gemm.gemm import launch
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
@@ -19,7 +20,7 @@ from .launcher import Stage
 from .library import HostKernel
 from .product import depth, draws, outcome, right_and_allowed, sizes
 from .rows import CANARY
-from .rows_silu import random_problem
+from .rows_silu import random_problem, room
 from .trial import Trial
 
 OPERANDS = "a", "sfa", "b", "sfb", "c", "d", "scales"
@@ -37,7 +38,11 @@ class RowsTwiceTrial(Trial):
     hidden: int = 256
     intermediate: int = 256
     lag: int = 0
-    share: float = 0.0
+    share: float = 0.5
+    slots: int = 0
+    """Blocks of the ring; 0: as many as blocks of rows, so that no slot is used again."""
+    late_ctas: int = 0
+    """CTAs of the grid that start when others have ended."""
     limit: float | None = None
 
     @classmethod
@@ -56,7 +61,9 @@ class RowsTwiceTrial(Trial):
             hidden=128 * config.run_k_blocks * draw.randint(1, 2) if config.run_k_blocks > 1 else depth(draw, config),
             intermediate=128 * config.run_k_blocks * draw.randint(1, 2),
             lag=draw.randint(0, 8),
-            share=draw.choice((0.0, 0.5)),
+            share=draw.choice((0.0, 0.5, 1.0)),
+            slots=draw.choice((0, rows_twice.least_slots(config.raster_group))),
+            late_ctas=draw.randint(0, 2),
             limit=draw.choice((None, 0.5)),
             num_sms=draw.randint(1, 4),
         )
@@ -67,17 +74,22 @@ class RowsTwiceTrial(Trial):
         first = random_problem(self.sizes, 2 * self.intermediate, self.hidden, self.seed, **rows)
         generator = torch.Generator().manual_seed(self.seed)
         w2 = torch.randn(len(self.sizes), self.hidden, self.intermediate, generator=generator, dtype=torch.float32)
-        operands = (
-            (first.a, first.sfa),
-            (first.b, first.sfb),
-            (first.d, first.scales),
-            per_block_cast_to_fp8(w2),
-            first.c,
-        )
+        slots = self.slots or rows_twice.power_of_two(rows_twice.blocks_for(first.m, len(self.sizes)))
+        middle = rows_twice.ring(slots, self.intermediate, first.a)
+        operands = (first.a, first.sfa), (first.b, first.sfb), middle, per_block_cast_to_fp8(w2), first.c
         return rows_twice.problems(*operands, torch.zeros(first.m, dtype=torch.int64), self.limit)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare the middle with the CPU's, and results with the products of the middle that the kernel made."""
+        """Compare results with the CPU's, or with the bits of a ring in which no slot is used again."""
+        if self.slots == 0:
+            return self.results(kernel)[1]
+        right, found = replace(self, slots=0).results(None)[0], self.results(kernel)[0]
+        if not torch.equal(right.view(torch.int16), found.view(torch.int16)):
+            raise ValueError(f"results: expected the bits of a larger ring in {right.shape[0]} rows, got others")
+        return 0.0
+
+    def results(self, kernel: HostKernel | None) -> tuple[torch.Tensor, float]:
+        """Give the results of all rows, and the largest error of the middle and the results, if it is known."""
         first, second = (launch.prepared(p, self.config) for p in self.problems())
         generator = torch.Generator().manual_seed(self.seed)
         place = torch.randperm(first.m, generator=generator)
@@ -99,12 +111,11 @@ class RowsTwiceTrial(Trial):
             ),
         )
         with stage.launches({FP8_GEMM: kernel}):
-            rows_twice.start(*placed, self.config, at["counts"], self.lag, stage.num_sms, self.share)
+            ctas = stage.num_sms + self.late_ctas
+            rows_twice.start(*placed, self.config, at["counts"], self.lag, ctas, self.share)
         result = stage.result()
         if bool(result.buffers["counts"].any()):
             raise ValueError(f"counts: expected zeros afterwards, got {result.buffers['counts'].tolist()}")
-        middle = result.buffers["d"], result.buffers["scales"]
-        worst = checked(first, middle, self.device)
         found = [result.buffers[name] for name in ("here", "there")]
         for rank, each in enumerate(found):
             is_used = torch.zeros(first.m, dtype=torch.bool)
@@ -112,6 +123,18 @@ class RowsTwiceTrial(Trial):
             if not bool((each[:, second.n :] == CANARY).all()) or not bool((each[~is_used] == CANARY).all()):
                 raise ValueError(f"results on rank {rank}: something lies where nothing goes")
         d = torch.where(on_peer[:, None], found[1][place, : second.n], found[0][place, : second.n])
-        expected = second._replace(a=middle[0], sfa=middle[1], d=torch.full_like(d, CANARY))
+        if self.slots:
+            return d, 0.0
+        middle = room(first.m, first.n, gates_apart=True)
+        of_rows = self.rows_of_ring()
+        middle[0].view(torch.uint8)[: len(of_rows)] = result.buffers["d"].view(torch.uint8)[of_rows]
+        middle[1][: len(of_rows)] = result.buffers["scales"][of_rows]
+        worst = checked(first._replace(d=middle[0], scales=middle[1]), middle, self.device)
+        expected = second._replace(a=middle[0], sfa=mn_major(middle[1]), d=torch.full_like(d, CANARY))
         result.buffers["d"] = d
-        return max(worst, outcome(result, *right_and_allowed(expected, self.how)).checked().worst)
+        return d, max(worst, outcome(result, *right_and_allowed(expected, self.how)).checked().worst)
+
+    def rows_of_ring(self) -> torch.Tensor:
+        """Give the row of the middle for each row, if each block has a slot."""
+        blocks = [min(128, rows - first) for rows in self.sizes for first in range(0, rows, 128)]
+        return torch.cat([torch.arange(rows) + 128 * block for block, rows in enumerate(blocks)])

@@ -62,6 +62,7 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
     if (!share.is_any) continue;
     if (tile.is_second) rows.expect(p.second, tile, warpgroup * 64);
     ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity);
+    if (tile.is_second && ptx::lane_index() == 0) count_read(p, tile);
     if (tile.is_second)
       rows.store(p.second, storage.rows.buffers + warpgroup * 4 * of_second::kWarpBytes, tile.row_n);
     else if (ptx::lane_index() == 0)
@@ -70,4 +71,5 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.rows.free[warpgroup]);
     parity ^= 1;
   }
+  leave_zeros(p);
 }

@@ -1,5 +1,5 @@
 // Tiles of groups of rows: the share of a warpgroup, rows that are not the group's, loads, and places in D. The file of a kind
-// of work includes this one behind its Tile, kHasWholeD and `product_of`.
+// of work includes this one behind its Tile, kHasWholeD, `product_of`, `end_of_a` and `first_row_of_d`.
 #pragma once
 
 // A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows; its first units if the tile is
@@ -75,7 +75,7 @@ struct TileLoad {
 #pragma unroll
     for (uint32_t row = 0; row < kBlockM; row += kBoxRowsOfA) {
       if (row >= rows_loaded(tile)) break;
-      const ClippedBox box(tile.row_m + row, tile.end_m, kBoxRowsOfA);
+      const ClippedBox box(tile.row_m + row, end_of_a(tile), kBoxRowsOfA);
       ptx::tma_load_4d(&p.map_a, slot.full, slot.a + row * kLineBytes, k, box.first, box.place, plane_of(tile));
     }
 #pragma unroll

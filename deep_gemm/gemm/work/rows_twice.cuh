@@ -1,13 +1,19 @@
-// Both products of experts' rows in one stream of tasks. The first activates: its D is the middle, A of the second product,
-// whose rows go to addresses. A task is a tile of either. Tasks have a fixed order:
+// Both products of experts' rows by one kernel. The first activates: its D is the middle, A of the second product, whose rows go to
+// addresses. The middle lies in a ring: block b of 128 rows has slot b % slots, so a few blocks of memory are enough.
 //
-//   first product    0 .. lag - 1   a wave        a wave        ...
-//   second product                        a wave        a wave  ...      a wave: a tile for each CTA
+//   finding warp       claims a tile of either product, whichever may be taken --queue--> all other roles
+//   loading thread     first product:  read[b - slots] --acquire--> the slot is free
+//                      second product: whole[b] --acquire, fence--> loads the slot by TMA
+//   math warps         the first's rows --store--> slot;  the second's --> shared memory
+//   storing warps      first product: fence, release --> whole[b];  second: release --> read[b], rows --> addresses
 //
-// CTAs claim tasks in this order. Waves keep them in step, so that CTAs which need the same rows of B load these at one time. The storing warps count a tile of the first product, once its warpgroup has written the
-// middle, for the block of rows that the tile is of. The loading thread of a tile of the second one waits until its block is
-// whole. All tiles of a block come before the first task that waits for it, if `lag` has room for a band of the raster:
-// so a CTA waits only for tasks that are running or over, whether or not all CTAs run at a time.
+// Some CTAs prefer the first product, the others the second. Each takes a tile of the other product if it may not take its own:
+//
+//   a tile of the first product of block b    may be taken if all tiles of the second of blocks up to b - slots are claimed
+//   a tile of the second product of block b   may be taken if all tiles of the first of block b are claimed
+//
+// So a tile waits only for tiles that were claimed before it, by CTAs that run. The one claimed first of those that are not over
+// never waits, however few CTAs run at a time. One of the two next tiles may always be taken if `slots` has two bands of the raster.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -22,9 +28,18 @@
 #include SCALES
 
 struct Counts {
-  uint32_t claimed, claimed_second, over;  // tasks that CTAs have claimed, and CTAs that wait for no block any more
-  uint32_t whole[1];                       // of each block of rows: how many parts of its tiles of the first product have been written
+  uint32_t claimed[2];  // tiles of each product
+  uint32_t over;        // storing warps that have no tiles any more
+  uint32_t of_blocks[1];
 };
+
+// Counts of blocks of rows, one behind another. A tile adds kPartsOfTile to a count of its block.
+enum class Of : uint32_t {
+  kWhole,  // tiles of the first product that are written
+  kRead,   // tiles of the second product that are multiplied
+  kCounts,
+};
+constexpr uint32_t kPartsOfTile = 2;
 
 struct Params : Product {
   Groups groups;
@@ -33,9 +48,14 @@ struct Params : Product {
   uint64_t second_sfb_stride;  // of groups, in elements
   Counts* counts;              // zeros before and after
   uint32_t blocks;             // that there may be
-  uint32_t lag;                // tiles of the first product before the first tile of the second
-  uint32_t first_ctas;         // CTAs that take tiles of the first product as long as there are any; 0: all take turns
+  uint32_t slots;              // blocks that the middle has room for: a power of two
+  uint32_t lag;                // tiles of the first product before any CTA prefers the second
+  uint32_t first_ctas;         // CTAs that prefer the first product
 };
+
+DEVICE uint32_t* count_of(const Params& p, Of of, uint32_t block) {
+  return &p.counts->of_blocks[static_cast<uint32_t>(of) * p.blocks + block];
+}
 
 struct WorkStorage {
   TileQueue queue;
@@ -46,11 +66,12 @@ struct WorkStorage {
 // ---- Tiles
 
 struct Tile {
-  uint32_t row_m;  // first row
+  uint32_t row_m;  // first row, of A
   uint32_t row_n;  // first column of the product
-  uint32_t end_m;  // where the group's rows end
+  uint32_t end_m;  // where the group's rows end, if all of them lay behind this row
   uint32_t group;
   uint32_t block = 0;          // the number of its block of rows
+  uint32_t row_d = 0;          // first row of the middle, or of the table of addresses
   uint32_t stored_before = 0;  // how many of its first rows the tile above stores
   bool is_second = false;      // it is a tile of the second product
   static constexpr bool is_narrow = false;
@@ -78,7 +99,6 @@ struct Tiles {
   const Params& p;
   WorkStorage& storage;
   uint32_t number = 0;  // of the tiles that this thread has dealt or taken
-  bool takes_first = true;
 
   DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
 
@@ -86,10 +106,6 @@ struct Tiles {
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     for (Tile tile; take<false>(tile);) load(tile);
-    // The last CTA to come here leaves zeros: all tasks are claimed, and all blocks have been waited for.
-    if (ptx::atom_add_acq_rel_b32(&p.counts->over, 1) + 1 < ptx::grid_size()) return;
-    for (uint32_t block = 0; block < p.blocks; ++block) ptx::st_global_b32(&p.counts->whole[block], 0);
-    ptx::st_global_b32(&p.counts->claimed, 0), ptx::st_global_b32(&p.counts->claimed_second, 0), ptx::st_global_b32(&p.counts->over, 0);
   }
 
   // By the producer's other warps: one claims tasks, and hands them out.
@@ -119,56 +135,67 @@ struct Tiles {
     ptx::Uint4 words = dealt;
     if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
       words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
-    tile = {words.x,
-            (words.y & ((1u << kColumnBits) - 1)) * kBlockN,
-            words.z,
-            words.w & ((1u << kGroupBits) - 1),
-            words.y >> kColumnBits,
-            words.w >> kGroupBits & 127,
-            words.w >> 31 != 0};
+    const uint32_t block = words.y >> kColumnBits, row_of_slot = block % p.slots * kBlockM;
+    tile.block = block, tile.row_n = (words.y & ((1u << kColumnBits) - 1)) * kBlockN;
+    tile.group = words.w & ((1u << kGroupBits) - 1), tile.is_second = words.w >> 31 != 0;
+    tile.stored_before = words.w >> kGroupBits & 127;
+    tile.row_m = tile.is_second ? row_of_slot : words.x, tile.row_d = tile.is_second ? words.x : row_of_slot - tile.stored_before;
+    tile.end_m = tile.row_m + (words.z - words.x);
     storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
     ++number;
-    return tile.end_m != kNoMoreTiles.end_m;
+    return words.z != kNoMoreTiles.end_m;
   }
 
-  DEVICE static uint32_t claim(uint32_t* claimed) {
-    return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(claimed, 1) : 0, 0);
+  // One answer for the warp.
+  DEVICE static uint32_t read(const uint32_t* count) {
+    return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::ld_relaxed_gpu_b32(count) : 0, 0);
   }
 
-  // Claims the next task that is there.
+  // Claims the next tile of either product. A tile is claimed late, so that CTAs end together.
   DEVICE bool find_next(Tile& tile) {
-    const uint32_t columns_of_first = ceil_div(p.n, kBlockN), columns_of_second = ceil_div(p.second.n, kBlockN), lag = p.lag;
-    const auto second_among = [&](uint32_t waves) { return waves * columns_of_second / (columns_of_first + columns_of_second); };
-    storage.queue.wait_until_free(number);  // a task is claimed late, so that CTAs end together
-    if (p.first_ctas > 0) {
-      if (ptx::block_index() >= p.first_ctas && ptx::ld_relaxed_gpu_b32(&p.counts->claimed) >= lag) takes_first = false;
-      tile.is_second = false;
-      if (takes_first && find(tile, columns_of_first, claim(&p.counts->claimed))) return true;
-      takes_first = false, tile.is_second = true;
-      return find(tile, columns_of_second, claim(&p.counts->claimed_second));
-    }
+    storage.queue.wait_until_free(number);
     while (true) {
-      const uint32_t task = claim(&p.counts->claimed);
-      const uint32_t behind_lag = task < lag ? 0 : task - lag, wave = behind_lag / ptx::grid_size();
-      const uint32_t waves_of_second = second_among(wave);  // before this one
-      tile.is_second = task >= lag && second_among(wave + 1) > waves_of_second;
-      if (tile.is_second)
-        return find(tile, columns_of_second, behind_lag - (wave - waves_of_second) * ptx::grid_size());
-      if (find(tile, columns_of_first, task - waves_of_second * ptx::grid_size())) return true;
+      uint32_t* const claimed = p.counts->claimed;
+      const uint32_t of_first = read(&claimed[0]), of_second = read(&claimed[1]);
+      uint32_t over = 0;
+      tile.is_second = ptx::block_index() >= p.first_ctas && of_first >= p.lag;
+#pragma unroll 1
+      for (uint32_t turn = 0; turn < 2; ++turn, tile.is_second = !tile.is_second) {
+        const uint32_t wanted = tile.is_second ? of_second : of_first;
+        uint32_t end_of_band;
+        if (!find(tile, wanted, end_of_band)) ++over;
+        else if (may_take(tile, of_first, of_second, end_of_band)) {
+          const bool is_mine = ptx::lane_index() != 0 || ptx::atom_cas_b32(&claimed[tile.is_second], wanted, wanted + 1) == wanted;
+          if (ptx::all_sync(is_mine)) return true;
+          break;  // another CTA has claimed it
+        }
+      }
+      if (over == 2) return false;
     }
   }
 
-  // From the first group on each time: there is time, and no register to remember where either product is.
-  DEVICE bool find(Tile& tile, uint32_t tiles_n, uint32_t wanted) const {
+  // Whether all tiles that this one waits for are claimed, if these many tiles of either product are.
+  DEVICE bool may_take(const Tile& tile, uint32_t of_first, uint32_t of_second, uint32_t end_of_band) const {
+    if (tile.is_second) return of_first >= end_of_band * ceil_div(p.n, kBlockN);
+    const uint32_t behind_band = tile.block + kRasterGroup;  // of the block that has the slot before this one
+    return behind_band <= p.slots || of_second >= (behind_band - p.slots) * ceil_div(p.second.n, kBlockN);
+  }
+
+  // From the first group on each time: there is time, and no register to remember where either product is. `end_of_band`: the
+  // block behind the last one whose tiles the raster takes in turn with this one's.
+  DEVICE bool find(Tile& tile, uint32_t wanted, uint32_t& end_of_band) const {
+    const uint32_t tiles_n = ceil_div(product_of(p, tile).n, kBlockN);
     Stretches stretches(storage.queue.window);
     FoundTile found{};
     if (!stretches.find(p.groups, tiles_n, wanted, found)) return false;
-    const uint32_t rows = found.stretch.end - found.stretch.first;
-    const TileIndex index = place_in_raster(found.number, found.stretch.tiles_m(), tiles_n);
+    const uint32_t rows = found.stretch.end - found.stretch.first, tiles_m = found.stretch.tiles_m();
+    const TileIndex index = place_in_raster(found.number, tiles_m, tiles_n);
+    const uint32_t first_block = (wanted - found.number) / tiles_n, behind = (index.m / kRasterGroup + 1) * kRasterGroup;
+    end_of_band = first_block + (behind < tiles_m ? behind : tiles_m);
     tile.row_m = index.m * kBlockM;
     tile.row_n = index.n * kBlockN;
-    tile.block = (wanted - found.number) / tiles_n + index.m;
-    move_up(tile.row_m, rows, kBlockM);
+    tile.block = first_block + index.m;
+    if (!tile.is_second) move_up(tile.row_m, rows, kBlockM);
     tile.stored_before = index.m * kBlockM - tile.row_m;
     tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
     return true;
@@ -179,17 +206,47 @@ DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(p
 
 // ---- The middle: written by a warpgroup, read by TMA of any CTA
 
+// Rows of A that may be loaded: the middle's slots have whole blocks.
+DEVICE uint32_t end_of_a(const Tile& tile) { return tile.is_second ? tile.row_m + kBlockM : tile.end_m; }
+DEVICE uint32_t first_row_of_d(const Tile& tile) { return tile.row_d; }
+
+// A warpgroup's part of a tile, or all of it if the other warpgroup has no rows.
+DEVICE uint32_t parts_of(const Tile& tile) { return tile.row_m + 64 < tile.end_m ? kPartsOfTile / 2 : kPartsOfTile; }
+
+// By a thread of a storing warp: the math warps have stored the middle.
 DEVICE void count_written(const Params& p, const Tile& tile) {
   ptx::fence_proxy_async_global();
-  ptx::red_release_gpu_add_b32(&p.counts->whole[tile.block], 1);
+  ptx::red_release_gpu_add_b32(count_of(p, Of::kWhole, tile.block), parts_of(tile));
 }
 
-DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
-  if (!tile.is_second) return;
-  const uint32_t parts = ceil_div(p.n, kBlockN) * (tile.row_m + 64 < tile.end_m ? 2 : 1);
-  while (ptx::ld_acquire_gpu_b32(&p.counts->whole[tile.block]) < parts) {
+// The same: they have multiplied the slot, so TMA has read it.
+DEVICE void count_read(const Params& p, const Tile& tile) {
+  ptx::red_release_gpu_add_b32(count_of(p, Of::kRead, tile.block), parts_of(tile));
+}
+
+DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t n) {
+  const uint32_t needed = ceil_div(n, kBlockN) * kPartsOfTile;
+  while (ptx::ld_acquire_gpu_b32(count_of(p, of, block)) < needed) {
   }
+}
+
+// By the loading thread, which is ahead of the math warps: they store to a slot behind what it has waited for.
+DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
+  if (!tile.is_second) {
+    if (tile.block >= p.slots) wait_for_count(p, Of::kRead, tile.block - p.slots, p.second.n);
+    return;
+  }
+  wait_for_count(p, Of::kWhole, tile.block, p.n);
   ptx::fence_proxy_async_global();
+}
+
+// By each storing warp at its end. The last of all leaves zeros: all tiles are claimed, and all counts have been waited for.
+DEVICE void leave_zeros(const Params& p) {
+  const uint32_t lane = ptx::lane_index(), over = lane == 0 ? ptx::atom_add_acq_rel_b32(&p.counts->over, 1) + 1 : 0;
+  if (ptx::shfl_sync(over, 0) < ptx::grid_size() * kStoringWarps) return;
+  const uint32_t words = sizeof(Counts) / 4 - 1 + static_cast<uint32_t>(Of::kCounts) * p.blocks;
+  ptx::syncwarp();
+  for (uint32_t word = lane; word < words; word += 32) ptx::st_global_b32(&p.counts->claimed[0] + word, 0);
 }
 
 // The row of B for a column of a product. In the first one kGateColumns of gate and kGateColumns of up take turns.

@@ -199,7 +199,7 @@ struct Fiber {
   uint64_t arrived_generation = 0;
   Known known;
   Known fenced, told_fenced, for_tma;  // of stores to memory that TMA loads: see peers.h
-  std::pair<const void*, uint32_t> asked{};  // the count that was read last, since a barrier was waited for, and its value
+  std::pair<const void*, uint32_t> asked{};  // the count that was read last, since a barrier or the warp was waited for, and its value
 
   uint32_t lane() const { return thread % kLanes; }
   Warp& warp() const { return cta->warps[thread / kLanes]; }

@@ -148,6 +148,7 @@ void syncwarp() {
   Known& known = warp.known[warp.generation & 1];
   tell(known);
   gather("syncwarp", 0);
+  self->asked = {};
   learn(known);
 }
 
