@@ -65,19 +65,13 @@ def counts_for(rows: int, groups: int) -> int:
     return COUNTS + COUNTS_OF_BLOCK * blocks_for(rows, groups)
 
 
-def slots_for(rows: int, groups: int, most: int = SLOTS) -> int:
-    """Count the blocks that the ring has room for: a power of two, up to `most`, with room for two bands."""
-    return max(least_slots(TWICE.band), min(power_of_two(blocks_for(rows, groups)), power_of_two(most)))
+def slots_for(rows: int, groups: int, most: int | None = SLOTS, band: int = TWICE.band) -> int:
+    """Count the blocks that the ring has room for: a power of two, up to `most`; None: as many as there may be.
 
-
-def least_slots(band: int) -> int:
-    """Count the blocks of the smallest ring: with fewer than two bands CTAs could wait for each other."""
-    return power_of_two(2 * band)
-
-
-def power_of_two(least: int) -> int:
-    """Give the first power of two from `least` on."""
-    return 1 << (least - 1).bit_length()
+    With fewer than two bands of the raster CTAs could wait for each other.
+    """
+    wanted = blocks_for(rows, groups) if most is None else min(blocks_for(rows, groups), most)
+    return 1 << (max(wanted, 2 * band) - 1).bit_length()
 
 
 def ring(slots: int, columns: int, like: Tensor) -> Operand:
@@ -119,6 +113,9 @@ def start(
     first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, num_sms: int, share: float
 ) -> None:
     """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros."""
+    slots, least = first.d.shape[0] // BLOCK_M, 2 * config.raster_group
+    if slots < least or slots & (slots - 1):
+        raise ValueError(f"middle: expected a power of two of blocks, at least {least}, got {slots}")
     ctas = min(num_sms, first.groups * first.m * ceil_div(max(first.n, second.n), config.block_n))
     FP8_GEMM.run(config, values_of(first, second, config, counts, lag, round(share * ctas)), ctas, first.d.get_device())
 

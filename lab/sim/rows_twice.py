@@ -39,8 +39,8 @@ class RowsTwiceTrial(Trial):
     intermediate: int = 256
     lag: int = 0
     share: float = 0.5
-    slots: int = 0
-    """Blocks of the ring; 0: as many as blocks of rows, so that no slot is used again."""
+    slots: int | None = None
+    """Blocks of the ring at most; None: as many as blocks of rows, so that no slot is used again."""
     late_ctas: int = 0
     """CTAs of the grid that start when others have ended."""
     limit: float | None = None
@@ -62,7 +62,7 @@ class RowsTwiceTrial(Trial):
             intermediate=128 * config.run_k_blocks * draw.randint(1, 2),
             lag=draw.randint(0, 8),
             share=draw.choice((0.0, 0.5, 1.0)),
-            slots=draw.choice((0, rows_twice.least_slots(config.raster_group))),
+            slots=draw.choice((None, 1)),
             late_ctas=draw.randint(0, 2),
             limit=draw.choice((None, 0.5)),
             num_sms=draw.randint(1, 4),
@@ -74,16 +74,16 @@ class RowsTwiceTrial(Trial):
         first = random_problem(self.sizes, 2 * self.intermediate, self.hidden, self.seed, **rows)
         generator = torch.Generator().manual_seed(self.seed)
         w2 = torch.randn(len(self.sizes), self.hidden, self.intermediate, generator=generator, dtype=torch.float32)
-        slots = self.slots or rows_twice.power_of_two(rows_twice.blocks_for(first.m, len(self.sizes)))
+        slots = rows_twice.slots_for(first.m, len(self.sizes), self.slots, self.config.raster_group)
         middle = rows_twice.ring(slots, self.intermediate, first.a)
         operands = (first.a, first.sfa), (first.b, first.sfb), middle, per_block_cast_to_fp8(w2), first.c
         return rows_twice.problems(*operands, torch.zeros(first.m, dtype=torch.int64), self.limit)
 
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare results with the CPU's, or with the bits of a ring in which no slot is used again."""
-        if self.slots == 0:
+        if self.slots is None:
             return self.results(kernel)[1]
-        right, found = replace(self, slots=0).results(None)[0], self.results(kernel)[0]
+        right, found = replace(self, slots=None).results(None)[0], self.results(kernel)[0]
         if not torch.equal(right.view(torch.int16), found.view(torch.int16)):
             raise ValueError(f"results: expected the bits of a larger ring in {right.shape[0]} rows, got others")
         return 0.0
@@ -123,7 +123,7 @@ class RowsTwiceTrial(Trial):
             if not bool((each[:, second.n :] == CANARY).all()) or not bool((each[~is_used] == CANARY).all()):
                 raise ValueError(f"results on rank {rank}: something lies where nothing goes")
         d = torch.where(on_peer[:, None], found[1][place, : second.n], found[0][place, : second.n])
-        if self.slots:
+        if self.slots is not None:
             return d, 0.0
         middle = room(first.m, first.n, gates_apart=True)
         of_rows = self.rows_of_ring()

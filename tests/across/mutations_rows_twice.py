@@ -11,8 +11,12 @@ TRIALS = [
     RowsTwiceTrial(LOW, (130, 0, 3, 64), 1, hidden=272, num_sms=3, lag=1),
     RowsTwiceTrial(LOW, (300, 65), 2, "late_stores", hidden=512, intermediate=128, num_sms=2, limit=0.5),
     RowsTwiceTrial(HIGH, (400, 1, 129), 3, "slow_cta", hidden=512, num_sms=4),
-    RowsTwiceTrial(HIGH, (390,), 4, "slow_warps", intermediate=512, num_sms=4, lag=3, share=0.5),
-    RowsTwiceTrial(HIGH, (390,), 5, "slow_lanes", num_sms=1),
+    RowsTwiceTrial(HIGH, (390,), 4, "slow_warps", intermediate=512, num_sms=4, lag=3),
+    RowsTwiceTrial(HIGH, (390,), 5, "slow_lanes", num_sms=1, share=1.0),
+    RowsTwiceTrial(LOW, (300, 70, 0, 129, 1), 6, hidden=512, num_sms=3, lag=4, slots=1),
+    RowsTwiceTrial(LOW, (1, 300, 0, 70), 7, "slow_warps", num_sms=4, share=1.0, slots=1, late_ctas=2),
+    RowsTwiceTrial(LOW, (500, 3), 8, "slow_cta", num_sms=1, share=0.0, slots=1, late_ctas=1),
+    RowsTwiceTrial(HIGH, (1300, 5), 9, num_sms=1, slots=1),
 ]
 _WORK, _EPILOGUE, _STORE, _SILU = (
     "work/rows_twice.cuh",
@@ -20,25 +24,42 @@ _WORK, _EPILOGUE, _STORE, _SILU = (
     "epilogue/store_rows.cuh",
     "epilogue/silu.cuh",
 )
-_COUNT = "  ptx::red_release_gpu_add_b32(&p.counts->whole[tile.block], 1);\n"
+_COUNT = "  ptx::red_release_gpu_add_b32(count_of(p, Of::kWhole, tile.block), parts_of(tile));\n"
 _WRITER = "DEVICE void count_written(const Params& p, const Tile& tile) {\n  ptx::fence_proxy_async_global();\n"
-_READER = "  }\n  ptx::fence_proxy_async_global();\n"
+_SLOT = "    if (tile.block >= p.slots) wait_for_count(p, Of::kRead, tile.block - p.slots, p.second.n);\n"
+_READ = """    ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity);
+    if (tile.is_second && ptx::lane_index() == 0) count_read(p, tile);
+"""
+_READ_AHEAD = "".join(reversed(_READ.splitlines(keepends=True)))
+_READER = "tile.block, p.n);\n  ptx::fence_proxy_async_global();\n"
 MUTATIONS = [
-    Mutation("a tile waits for no block", _WORK, "  if (!tile.is_second) return;\n", "  return;\n"),
-    Mutation("a count that releases nothing", _WORK, _COUNT, "  ptx::atom_add(&p.counts->whole[tile.block], 1);\n"),
-    Mutation("a read of the count that acquires nothing", _WORK, "ptx::ld_acquire_gpu_b32(&p.counts->whole", "ptx::ld_relaxed_gpu_b32(&p.counts->whole"),
+    Mutation("a tile waits for no block", _WORK, "  wait_for_count(p, Of::kWhole, tile.block, p.n);\n", ""),
+    Mutation("a count that releases nothing", _WORK, _COUNT, "  ptx::atom_add(count_of(p, Of::kWhole, tile.block), parts_of(tile));\n"),
+    Mutation("a read of the count that acquires nothing", _WORK, "ptx::ld_acquire_gpu_b32(count_of(", "ptx::ld_relaxed_gpu_b32(count_of("),
     Mutation("no fence behind the stores", _WORK, _WRITER, _WRITER.partition("  ptx")[0]),
-    Mutation("no fence ahead of the loads", _WORK, _READER, "  }\n"),
-    Mutation("one part too few is waited for", _WORK, "[tile.block]) < parts)", "[tile.block]) + 1 < parts)"),
-    Mutation("one part too many is waited for", _WORK, "[tile.block]) < parts)", "[tile.block]) < parts + 1)"),
-    Mutation("the first warpgroup's parts alone", _WORK, "* (tile.row_m + 64 < tile.end_m ? 2 : 1);", "* 1;"),
-    Mutation("parts of a whole block for each", _WORK, "(tile.row_m + 64 < tile.end_m ? 2 : 1)", "2"),
-    Mutation("parts by columns of the second product", _WORK, "parts = ceil_div(p.n, kBlockN)", "parts = ceil_div(p.second.n, kBlockN)"),
-    Mutation("no lag, where the first task that waits needs one", _WORK, ", lag = p.lag;", ", lag = 0;", shows_in=HIGH),
-    Mutation("the second product's waves for the first's", _WORK, "second_among(wave + 1) > waves_of_second;", "second_among(wave + 1) == waves_of_second;"),
-    Mutation("tiles of the lag twice", _WORK, "task - waves_of_second * ptx::grid_size()))", "behind_lag - waves_of_second * ptx::grid_size()))"),
-    Mutation("each block has the first one's count", _WORK, "(wanted - found.number) / tiles_n + index.m;", "0;"),
-    Mutation("each group begins with the count of the first", _WORK, "(wanted - found.number) / tiles_n + index.m;", "index.m;"),
+    Mutation("no fence ahead of the loads", _WORK, _READER, "tile.block, p.n);\n"),
+    Mutation("one part too few is waited for", _WORK, "of, block)) < needed)", "of, block)) + 1 < needed)"),
+    Mutation("one part too many is waited for", _WORK, "of, block)) < needed)", "of, block)) < needed + 1)"),
+    Mutation("one part for each warpgroup, where one has no rows", _WORK, "kPartsOfTile / 2 : kPartsOfTile;", "kPartsOfTile / 2 : kPartsOfTile / 2;"),
+    Mutation("each warpgroup counts for both", _WORK, "kPartsOfTile / 2 : kPartsOfTile;", "kPartsOfTile : kPartsOfTile;"),
+    Mutation("parts by columns of the second product", _WORK, "kWhole, tile.block, p.n);", "kWhole, tile.block, p.second.n);"),
+    Mutation("a tile waits for no slot", _WORK, _SLOT, ""),
+    Mutation("a slot is read by fewer columns", _WORK, "tile.block - p.slots, p.second.n);", "tile.block - p.slots, p.second.n / 2);"),
+    Mutation("a slot is waited for by the block behind", _WORK, "    if (tile.block >= p.slots) wait", "    if (tile.block > p.slots) wait"),
+    Mutation("a slot is read before it is multiplied", _EPILOGUE, _READ, _READ_AHEAD),
+    Mutation("a slot is never read", _WORK, "count_of(p, Of::kRead, tile.block), parts_of(tile)", "count_of(p, Of::kRead, tile.block), 0"),
+    Mutation("one count for both products", _WORK, "static_cast<uint32_t>(of) * p.blocks + block", "block"),
+    Mutation("the first product is ahead of the ring", _WORK, "  return behind_band <= p.slots || ", "  return true || "),
+    Mutation("the second product is ahead of the first", _WORK, "return of_first >= end_of_band * ceil_div(p.n, kBlockN);", "return true;"),
+    Mutation("the band's first tiles are enough", _WORK, "of_first >= end_of_band * ", "of_first >= tile.block * ", shows_in=HIGH),
+    Mutation("bands count from the first block of all", _WORK, "end_of_band = first_block + (", "end_of_band = ("),
+    Mutation("a tile that another CTA has claimed", _WORK, "wanted, wanted + 1) == wanted;", "wanted, wanted + 1) + 1 > 0;"),
+    Mutation("all blocks have the first slot", _WORK, "block % p.slots * kBlockM;", "0;"),
+    Mutation("each group begins with the first slot", _WORK, "tile.block = first_block + index.m;", "tile.block = index.m;"),
+    Mutation("rows beside the slot of a tile that was moved up", _WORK, "row_of_slot - tile.stored_before;", "row_of_slot;"),
+    Mutation("the second product's tiles are moved up", _WORK, "    if (!tile.is_second) move_up(", "    move_up("),
+    Mutation("the middle's rows by where they lie in A", _SILU, "return first_row_of_d(tile) + ((is_stored ? tile.end_m : row) - tile.row_m);", "return is_stored ? tile.end_m : row;"),
+    Mutation("addresses by where rows lie in the ring", _STORE, "uint64_t{first_row_of_d(tile) + row} * 8", "uint64_t{row_m} * 8"),
     Mutation("blocks are not told", _WORK, "tile.row_n / kBlockN | tile.block << kColumnBits", "tile.row_n / kBlockN"),
     Mutation("all tiles are the first product's", _WORK, " | static_cast<uint32_t>(tile.is_second) << 31}", "}"),
     Mutation("depth of the first product for both", _WORK, "KBlocks(product_of(p, tile).k)", "KBlocks(p.k)"),
@@ -47,14 +68,13 @@ MUTATIONS = [
     Mutation("scales of gates for both", _WORK, "  if (tile.is_second) {\n    scales.row[0]", "  if (false) {\n    scales.row[0]"),
     Mutation("one scale for both blocks", _WORK, "(tile.row_n + kScaleRowsOfB < of.n ? of.sfb_stride_n : 0)", "0"),
     Mutation("groups' scales alike", _WORK, "(tile.is_second ? p.second_sfb_stride : p.groups.sfb_stride)", "p.groups.sfb_stride"),
-    Mutation("rows that the tile above has are written twice", _SILU, "kToAddresses && row < tile.row_m + tile.stored_before ? tile.end_m : row", "row"),
+    Mutation("rows that the tile above has are written twice", _SILU, "is_stored = kToAddresses && row < tile.row_m + tile.stored_before;", "is_stored = false;"),
     Mutation("rows that the tile above stores are not told", _WORK, "tile.group | tile.stored_before << kGroupBits | ", "tile.group | "),
     Mutation("tiles are counted before they are written", _EPILOGUE, "    first.store_tile(p, tile, total);\n    second.hand_over();\n", "    second.hand_over();\n    first.store_tile(p, tile, total);\n"),
     Mutation("a tile is handed over before all lanes have stored", _STORE, "    ptx::syncwarp();  // all lanes have stored\n", ""),
     Mutation("a tile is handed over while another is stored", _STORE, "  DEVICE void hand_over() {\n    wait_until_free();\n", "  DEVICE void hand_over() {\n"),
     Mutation("addresses of the first product", _EPILOGUE, "rows.expect(p.second, tile", "rows.expect(p, tile"),
     Mutation("columns of the first product", _EPILOGUE, "rows.store(p.second, ", "rows.store(p, "),
-    Mutation("the last CTA leaves its counts", _WORK, "    ptx::st_global_b32(&p.counts->claimed, 0), ptx::st", "    ptx::st"),
-    Mutation("the last CTA but one leaves zeros", _WORK, "+ 1 < ptx::grid_size()) return;", "+ 2 < ptx::grid_size()) return;"),
-    Mutation("a count stays", _WORK, "block < p.blocks; ++block) ptx", "block + 1 < p.blocks; ++block) ptx"),
+    Mutation("the last CTA leaves its counts", _WORK, "sizeof(Counts) / 4 - 1 + ", "sizeof(Counts) / 4 - 2 + "),
+    Mutation("the last CTA but one leaves zeros", _WORK, "< ptx::grid_size() * kStoringWarps) return;", "< ptx::grid_size() * kStoringWarps - 1) return;"),
 ]  # fmt: skip

@@ -23,9 +23,6 @@ DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared:
 // The same of global memory.
 DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// The same for writes to global memory: between ordinary stores that a thread made or saw and loads by TMA.
-DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
 // An access policy for the L2. (PTX ISA, "createpolicy".) Not volatile: one for all loads will do.
 DEVICE uint64_t evict_first_policy() {
   uint64_t policy;
