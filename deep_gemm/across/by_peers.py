@@ -33,7 +33,7 @@ from ..gemm.ask.silu import activated
 from ..gemm.packed import is_packed
 from ..moe import gather_weighted
 from ..moe.api import activates_in_product, activations_of_rows
-from ..moe.check import present
+from ..moe.check import ExpertRows, present
 from ..moe.routing import stack_routes
 from . import gather_rows, meet_ranks, post_rows, rows_to_addresses, rows_twice
 from .collectives import agree_about_decode
@@ -107,12 +107,35 @@ def _decoded(
     x = x if w1[1] is not None or x.dtype == torch.bfloat16 else x.to(torch.bfloat16)
     post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
-    count = ids.numel()
+    multiply = _multiply_fetched if _fetches(node, ids.numel(), w1, w2) else _multiply
+    multiply(rows, w1, w2, node, limit)
+    meet_ranks.run(node, x.get_device())
+    made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
+    gather_weighted.run(results, result_of, topk_weights.contiguous(), made)
+    return made if out is None else None
+
+
+def _is_activated(rows: int, w1: Rows, w2: Rows) -> bool:
+    return not is_packed(w1) and w1[1] is not None and activates_in_product(rows, w2[0].shape[2])
+
+
+def _fetches(node: Node, rows: int, w1: Rows, w2: Rows) -> bool:
+    return rows_twice.FETCHES and _is_activated(rows, w1, w2) and rows_twice.takes(node, w2)
+
+
+def _multiply_fetched(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:
+    b1, b2 = cast("tuple[Operand, ...]", (w1, w2))
+    rows_twice.run_fetched(node, rows, b1, b2, limit=limit)
+
+
+def _multiply(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:
+    """Multiply rows of experts that gather_rows brings from the rooms."""
+    device, hidden, count = rows.token_of.device, node.room.hidden, rows.token_of.shape[0]
     dtype, of_middle = (torch.bfloat16, None) if w1[1] is None else (torch.float8_e4m3fn, PER_ROW)
     values = empty("rows of experts", (count, hidden), dtype, device)
     scales = None if w1[1] is None else empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
-    is_activated = not is_packed(w1) and w1[1] is not None and activates_in_product(count, w2[0].shape[2])
+    is_activated = _is_activated(count, w1, w2)
     is_one_kernel = is_activated and rows_twice.takes(node, w2)
     has_counts = is_activated and not is_one_kernel and not is_packed(w2)
     counts = rows_to_addresses.counts_of(node, count) if has_counts else None
@@ -130,10 +153,6 @@ def _decoded(
     else:
         middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
         rows_to_addresses.run(middle, w2, rows.ends, addresses)
-    meet_ranks.run(node, x.get_device())
-    made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
-    gather_weighted.run(results, result_of, topk_weights.contiguous(), made)
-    return made if out is None else None
 
 
 def _tensors(

@@ -6,10 +6,12 @@ first products are computed. The middle lies in a ring of blocks. The bits are t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..casts.rules import Rows, empty_scales
@@ -17,23 +19,24 @@ from ..core.check.checks import Operand
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
 from ..core.gpu import gpu_of
-from ..core.meeting import Node
+from ..core.meeting import Node, Way, nobody
 from ..core.settings import num_sms_of
 from ..gemm import launch
 from ..gemm.ask.silu import activated
 from ..gemm.config.of_tile import tile_config
 from ..gemm.config.tall import BLOCK_K, GemmConfig
 from ..gemm.kernel import FP8_GEMM, params_of
-from ..gemm.kinds.epilogues import SILU_THEN_ROWS
+from ..gemm.kinds.epilogues import SILU_OF_FETCHED, SILU_THEN_ROWS
 from ..gemm.kinds.output import Output
-from ..gemm.kinds.works import TWICE
+from ..gemm.kinds.works import FETCHED, TWICE
 from ..gemm.packed import is_packed
 from ..gemm.problem import Problem
+from ..moe.check import ExpertRows
 from . import rows_to_addresses
 
-OUTPUT = Output(work=TWICE, epilogue=SILU_THEN_ROWS)
+OUTPUT, OUTPUT_OF_FETCHED = Output(work=TWICE, epilogue=SILU_THEN_ROWS), Output(work=FETCHED, epilogue=SILU_OF_FETCHED)
 BLOCK_M, BLOCK_N = 128, 256
-COUNTS, COUNTS_OF_BLOCK = 3, 2
+COUNTS, COUNTS_OF_BLOCK = 4, 3
 """Words of `Counts` in gemm/work/rows_twice.cuh, and of a block."""
 SLOTS = 64
 """Blocks of the ring."""
@@ -41,23 +44,23 @@ LAG = 132
 """Tiles of the first product before a CTA prefers the second: one for each SM."""
 SHARE = 0.70
 """The part of CTAs that prefer the first product: on four H200 calls took least by it."""
-IS_ON = True
-"""Both products are one kernel; False takes two launches, to compare."""
+IS_ON, FETCHES = True, True
+"""Both products are one kernel, which fetches their rows; False takes two kernels, or gather_rows, to compare."""
 
 
 @cache
-def config_for(k: int, k_of_second: int, band: int = TWICE.band) -> GemmConfig:
+def config_for(k: int, k_of_second: int, band: int = TWICE.band, output: Output = OUTPUT) -> GemmConfig:
     """Give the configuration for two depths: their blocks of k go in runs of two if both are even.
 
     `band`: tiles along the rows that are taken before the raster moves on along columns.
     """
     is_odd = any(ceil_div(each, BLOCK_K) % 2 for each in (k, k_of_second))
-    return replace(tile_config(BLOCK_M, BLOCK_N, OUTPUT, k=BLOCK_K * (1 if is_odd else 2)), raster_group=band)
+    return replace(tile_config(BLOCK_M, BLOCK_N, output, k=BLOCK_K * (1 if is_odd else 2)), raster_group=band)
 
 
 def blocks_for(rows: int, groups: int) -> int:
     """Count the blocks of rows that there may be: the last one of each group may be short."""
-    return groups + rows // BLOCK_M
+    return min(groups, rows) + rows // BLOCK_M
 
 
 def counts_for(rows: int, groups: int) -> int:
@@ -66,12 +69,13 @@ def counts_for(rows: int, groups: int) -> int:
 
 
 def slots_for(rows: int, groups: int, most: int | None = SLOTS, band: int = TWICE.band) -> int:
-    """Count the blocks that the ring has room for: a power of two, up to `most`; None: as many as there may be.
+    """Count the blocks that the ring has room for: a power of two, up to `most`, or for all blocks that there may be.
 
-    With fewer than two bands of the raster CTAs could wait for each other.
+    With fewer than two bands of the raster CTAs could wait for each other, unless no slot is used again.
     """
-    wanted = blocks_for(rows, groups) if most is None else min(blocks_for(rows, groups), most)
-    return 1 << (max(wanted, 2 * band) - 1).bit_length()
+    blocks = max(blocks_for(rows, groups), 1)
+    wanted = blocks if most is None else min(blocks, max(most, 2 * band))
+    return 1 << (wanted - 1).bit_length()
 
 
 def ring(slots: int, columns: int, like: Tensor) -> Operand:
@@ -88,8 +92,33 @@ def problems(
     return first, rows_to_addresses.problem(middle, w2, addresses, ends)
 
 
+def rooms_of(node: Node, rows: ExpertRows, first: Problem, addresses: Tensor) -> dict[str, Any]:
+    """Give the members of `Rooms` in gemm/work/fetch_rows.cuh, and of `Meeting`, for a ring that is A of `first`."""
+    room = node.room
+    of_rooms = {
+        "token_of": rows.token_of,
+        "row_of": rows.row_of,
+        "values": first.a,
+        "scales": first.sfa,
+        "addresses": addresses,
+        "results": room.results,
+        "pitch": first.sfa.stride(-1),
+        "scales_at": room.scales,
+        "topk": room.topk,
+        "max_tokens": room.max_tokens,
+        "row_bytes": room.row_bytes,
+    }
+    return {**{f"rooms.{name}": value for name, value in of_rooms.items()}, **node.meeting(Way.THERE)}
+
+
 def values_of(
-    first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, first_ctas: int
+    first: Problem,
+    second: Problem,
+    config: GemmConfig,
+    counts: Tensor,
+    lag: int,
+    first_ctas: int,
+    rooms: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Give the members of the kernel's parameters for two problems that are `prepared`."""
     names = {each.name for each in params_of(config).fields}
@@ -103,21 +132,37 @@ def values_of(
         "slots": first.d.shape[0] // BLOCK_M,
         "lag": lag,
         "first_ctas": first_ctas,
+        "groups.rows": second.d.shape[0],
+        **(nobody() if rooms is None else rooms),
     }
 
 
-NOTHING: dict[str, Any] = dict.fromkeys(("blocks", "slots", "lag", "first_ctas", "second_sfb_stride"), 0)
+OF_ROOMS = "results", "pitch", "scales_at", "topk", "max_tokens", "row_bytes"
+OF_MEETING = "rooms", "flags", "rank", "ranks"
+OF_KERNEL = "blocks", "slots", "lag", "first_ctas", "second_sfb_stride"
+NOTHING: dict[str, Any] = dict.fromkeys((*OF_ROOMS, *OF_MEETING, *OF_KERNEL), 0)
 
 
 def start(
-    first: Problem, second: Problem, config: GemmConfig, counts: Tensor, lag: int, num_sms: int, share: float
+    first: Problem,
+    second: Problem,
+    config: GemmConfig,
+    counts: Tensor,
+    lag: int,
+    num_sms: int,
+    share: float,
+    rooms: Mapping[str, Any] | None = None,
 ) -> None:
-    """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros."""
-    slots, least = first.d.shape[0] // BLOCK_M, 2 * config.raster_group
+    """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros.
+
+    `rooms`: where rows of the first A are fetched from, by `rooms_of`; None: A has them.
+    """
+    slots, least = first.d.shape[0] // BLOCK_M, slots_for(second.d.shape[0], first.groups, 1, config.raster_group)
     if slots < least or slots & (slots - 1):
-        raise ValueError(f"middle: expected a power of two of blocks, at least {least}, got {slots}")
+        raise ValueError(f"middle: expected rows of a power of two of blocks, at least {least}, got {slots} blocks")
     ctas = min(num_sms, first.groups * first.m * ceil_div(max(first.n, second.n), config.block_n))
-    FP8_GEMM.run(config, values_of(first, second, config, counts, lag, round(share * ctas)), ctas, first.d.get_device())
+    values = values_of(first, second, config, counts, lag, round(share * ctas), rooms)
+    FP8_GEMM.run(config, values, ctas, first.d.get_device())
 
 
 def takes(node: Node, w2: Rows) -> bool:
@@ -149,3 +194,27 @@ def run(
     config = config or config_for(first.k, second.k)
     num_sms = num_sms_of(gpu_of(addresses.get_device()).num_sms)
     start(launch.prepared(first, config), launch.prepared(second, config), config, counts, lag, num_sms, share)
+
+
+def run_fetched(
+    node: Node,
+    rows: ExpertRows,
+    w1: Operand,
+    w2: Operand,
+    *,
+    limit: float | None = None,
+    lag: int = LAG,
+    share: float = SHARE,
+    most: int | None = SLOTS,
+) -> None:
+    """Do the same with rows that the kernel fetches from a node's rooms. Rings have up to `most` blocks."""
+    count, device = rows.token_of.shape[0], rows.token_of.device
+    slots = slots_for(count, node.experts, most)
+    like = empty("nothing", (0,), torch.float8_e4m3fn, device)
+    a, middle = ring(slots, node.room.hidden, like), ring(slots, w2[0].shape[2], like)
+    addresses = empty("addresses of results", (count,), torch.int64, device)
+    first, second = problems(a, w1, middle, w2, rows.ends, addresses, limit)
+    config = config_for(first.k, second.k, output=OUTPUT_OF_FETCHED)
+    num_sms = num_sms_of(gpu_of(device.index).num_sms)
+    first, second = launch.prepared(first, config), launch.prepared(second, config)
+    start(first, second, config, node.counts, lag, num_sms, share, rooms_of(node, rows, first, addresses))

@@ -21,6 +21,7 @@ from .library import HostKernel
 from .product import depth, draws, outcome, right_and_allowed, sizes
 from .rows import CANARY
 from .rows_silu import random_problem, room
+from .simulate import Result
 from .trial import Trial
 
 OPERANDS = "a", "sfa", "b", "sfb", "c", "d", "scales"
@@ -47,8 +48,8 @@ class RowsTwiceTrial(Trial):
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
-        """Take two products in turns."""
-        return config.work.is_twice
+        """Take two products of rows that lie in A."""
+        return config.work.is_twice and not config.work.fetches_rows
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> RowsTwiceTrial:
@@ -114,8 +115,6 @@ class RowsTwiceTrial(Trial):
             ctas = stage.num_sms + self.late_ctas
             rows_twice.start(*placed, self.config, at["counts"], self.lag, ctas, self.share)
         result = stage.result()
-        if bool(result.buffers["counts"].any()):
-            raise ValueError(f"counts: expected zeros afterwards, got {result.buffers['counts'].tolist()}")
         found = [result.buffers[name] for name in ("here", "there")]
         for rank, each in enumerate(found):
             is_used = torch.zeros(first.m, dtype=torch.bool)
@@ -123,8 +122,14 @@ class RowsTwiceTrial(Trial):
             if not bool((each[:, second.n :] == CANARY).all()) or not bool((each[~is_used] == CANARY).all()):
                 raise ValueError(f"results on rank {rank}: something lies where nothing goes")
         d = torch.where(on_peer[:, None], found[1][place, : second.n], found[0][place, : second.n])
+        return d, self.compared(first, second, result, d)
+
+    def compared(self, first: Problem, second: Problem, result: Result, d: torch.Tensor) -> float:
+        """Give the largest error of the middle and of `d`, if each block has a slot of its own."""
+        if bool(result.buffers["counts"].any()):
+            raise ValueError(f"counts: expected zeros afterwards, got {result.buffers['counts'].tolist()}")
         if self.slots is not None:
-            return d, 0.0
+            return 0.0
         middle = room(first.m, first.n, gates_apart=True)
         of_rows = self.rows_of_ring()
         middle[0].view(torch.uint8)[: len(of_rows)] = result.buffers["d"].view(torch.uint8)[of_rows]
@@ -132,7 +137,7 @@ class RowsTwiceTrial(Trial):
         worst = checked(first._replace(d=middle[0], scales=middle[1]), middle, self.device)
         expected = second._replace(a=middle[0], sfa=mn_major(middle[1]), d=torch.full_like(d, CANARY))
         result.buffers["d"] = d
-        return d, max(worst, outcome(result, *right_and_allowed(expected, self.how)).checked().worst)
+        return max(worst, outcome(result, *right_and_allowed(expected, self.how)).checked().worst)
 
     def rows_of_ring(self) -> torch.Tensor:
         """Give the row of the middle for each row, if each block has a slot."""

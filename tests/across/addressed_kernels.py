@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from math import inf, prod
 from operator import attrgetter
@@ -25,6 +25,7 @@ import torch
 from fake_gpu import FakeGpu, FakeLauncher
 from torch import Tensor
 
+from deep_gemm.across import gather_rows as gather_rows_kernel
 from deep_gemm.across import message
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
@@ -45,7 +46,6 @@ from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.kinds import works
-from deep_gemm.gemm.kinds.epilogues import SILU_OF_HALVES, TO_ADDRESSES
 from deep_gemm.moe import route_rows as route_rows_kernel
 from deep_gemm.moe.activation import activated_product_of_rows, cast_activated
 from deep_gemm.moe.check import ActivationProblem, ExpertRows
@@ -372,17 +372,39 @@ def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
     product_of_stacked_rows((a, sfa), b, d, ids, *recipes_and_bias(config, p))
 
 
+def both_products(config: Any, p: Launched) -> None:
+    """Compute both products of experts' rows. No slot of a ring is used again here: the middle has all rows."""
+    rows, k, columns = p["groups.rows"], p["k"], p["second.k"]
+    assert p["blocks"] >= rows // 128 + p["groups.count"] and p["slots"] * 128 == p["second.m"]
+    assert not at(p["counts"], (4 + 3 * p["blocks"],), INT32).any()
+    if config.work.fetches_rows:
+        a, sfa = torch.zeros(rows, k, dtype=torch.uint8).view(FP8), torch.zeros(-(-k // 128), rows, dtype=FP32)
+        of_rooms = {name.removeprefix("rooms."): value for name, value in p.items() if name.startswith("rooms.")}
+        more = {"num_slots": p["meeting.ranks"] * of_rooms["max_tokens"], "rows": rows, "hidden": k, "pitch": rows}
+        none = {"zeros": p["counts"], "num_zeros": 0, "weights": 0, "slot_bytes": of_rooms["row_bytes"]}
+        to = {"values": a.data_ptr(), "sfa": sfa.data_ptr()}
+        gather_rows(gather_rows_kernel.CONFIGS[1], {**p, **of_rooms, **more, **none, **to})
+        sfa = sfa.t()
+    else:
+        a = at(int(at(p["map_a"], (1,), INT64)) + config.box_rows_of_a * k, (rows, k), FP8)
+        pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
+        sfa = at(int(at(p["map_sfa"], (1,), INT64)), (rows, -(-k // 128)), FP32, (1, pitch))
+    ends = at(p["groups.layout"], (p["groups.count"],), INT32)
+    middle = torch.empty(rows, columns, dtype=FP8), torch.empty(-(-columns // 128), rows, dtype=FP32).t()
+    limit = None if p["activation.limit"] == inf else p["activation.limit"]
+    b = weights_of(p, is_fp4=False)
+    activated_product_of_rows((a, sfa), b, middle, ends, None, limit=limit, gates_apart=True)
+    of_second = {name.removeprefix("second."): value for name, value in p.items() if name.startswith("second.")}
+    b = weights_of({**p, **of_second, "groups.sfb_stride": p["second_sfb_stride"]}, is_fp4=False)
+    rows_to_addresses(middle, b, ids_of_groups(ends, rows, 1), at(p["second.d"], (rows,), INT64))
+
+
 def fp8_gemm_rows(config: Any, p: Launched) -> None:
     if isinstance(config, DecodeConfig):
         fp8_gemm_few_rows(config, p)
         return
     if config.work.is_twice:
-        of_second = {name.removeprefix("second."): value for name, value in p.items() if name.startswith("second.")}
-        second = {**p, **of_second, "groups.sfb_stride": p["second_sfb_stride"]}
-        fp8_gemm_rows(replace(config, work=works.ENDS, epilogue=SILU_OF_HALVES), p)
-        fp8_gemm_rows(replace(config, work=works.ENDS, epilogue=TO_ADDRESSES), second)
-        assert p["blocks"] >= p["m"] // 128 + p["groups.count"]
-        assert not at(p["counts"], (3 + p["blocks"],), INT32).any()
+        both_products(config, p)
         return
     m, n, k = p["m"], p["n"], p["k"]
     first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_sfa") if name in p}

@@ -30,19 +30,20 @@ from deep_gemm.moe.routing import expert_rows, stack_routes
 
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
-FORMS: dict[str, list[str]] = {"few": ["cast_rows"], "activated": [], "beside": [], "twice": []}
+FORMS: dict[str, list[str]] = {"few": ["cast_rows"], "activated": [], "beside": [], "twice": [], "fetched": []}
 Given = tuple[Tensor, Tensor, Tensor]
 
 
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
-    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if form in {"beside", "twice"} else 9)
-    monkeypatch.setattr(rows_twice, "IS_ON", form == "twice")
+    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if form in {"beside", "twice", "fetched"} else 9)
+    monkeypatch.setattr(rows_twice, "IS_ON", form in {"twice", "fetched"})
+    monkeypatch.setattr(rows_twice, "FETCHES", form == "fetched")
 
 
 def all_of(form: str) -> list[str]:
     """List the kernels of a form, without those that it adds."""
-    return ALL[:3] + ALL[4:] if form == "twice" else ALL
+    return ALL[:2] + ALL[4:] if form == "fetched" else ALL[:3] + ALL[4:] if form == "twice" else ALL
 
 
 @pytest.fixture
@@ -143,6 +144,9 @@ def test_calls_have_the_bits_of_one_process_by_few_records(
     assert len(seen.made) == world * 2 * 2, "some tokens and none, with `out` and without"
     _, said = decode_bytes(world, MOST, TOPK, world * HERE, HIDDEN, intermediate, peer_memory=True)
     parts = 12  # parts of the buffer; each begins at a multiple of 256 bytes
+    if form in {"twice", "fetched"}:
+        slots = rows_twice.slots_for(world * MOST * TOPK, HERE)
+        said += slots * rows_twice.BLOCK_M * (HIDDEN + intermediate + 4 * (2 + intermediate // 128))
     assert node.room.num_bytes + max(seen.scratch) <= said + 4 * MOST * TOPK + 256 * parts
 
 
@@ -289,10 +293,11 @@ def test_a_record_launches_what_the_call_itself_does(
 ) -> None:
     for form, more in FORMS.items():
         take(form, monkeypatch)
+        names = all_of(form)
         monkeypatch.setattr(node, "weights", weights_of(HERE, 128))
         layer, one = node.layer(0), given(6, 1, 0)
         launches = seen.by_record_as_without(partial(layer.decode, *one))
-        assert [kernel for kernel, *_ in launches] == [*ALL[:4], *more, *all_of(form)[4:]]
+        assert [kernel for kernel, *_ in launches] == [*names[:4], *more, *names[4:]]
         starts_beside = [kernel for kernel, *_, is_dependent in launches if is_dependent]
         assert starts_beside == (["fp8_gemm_rows"] if form == "beside" else [])
 

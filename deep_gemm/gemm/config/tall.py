@@ -163,9 +163,9 @@ class GemmConfig(Config, Output):
         """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
 
         Where rows are grouped one of the producer's warps searches the layout, and keeps more where it looks for the
-        last tiles too, or where it searches ids while the loading thread loads B's scales by row. That one has enough
-        with 24. Tiles of 256x128 that keep B's scales by row, whose products never have grouped rows, spill with 232
-        registers, which cost up to 12% on an H200.
+        last tiles too, or fetches rows, or where it searches ids while the loading thread loads B's scales by row.
+        That one has enough with 24. Tiles of 256x128 that keep B's scales by row, whose products never have grouped
+        rows, spill with 232 registers, which cost up to 12% on an H200.
         """
         if self.converts_b:
             return {64: (64, 232), 128: (64, 160), 256: (56, 208)}.get(self.block_m, (0, 0))
@@ -174,7 +174,8 @@ class GemmConfig(Config, Output):
         if self.keeps_row_scales:
             return 24, 240
         searches_ids_with_row_scales = self.work.reads_ids and self.loads_sfb
-        if self.cuts_last_tiles or (searches_ids_with_row_scales and self.num_math_warpgroups == 2):
+        searches_more = self.cuts_last_tiles or self.work.fetches_rows
+        if searches_more or (searches_ids_with_row_scales and self.num_math_warpgroups == 2):
             return 56, 224
         return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
 
@@ -538,6 +539,7 @@ class GemmConfig(Config, Output):
             "kSkipsMid": epilogue.skips_mid,
             "kToAddresses": epilogue.has_row_addresses,
             "kMayRunBeside": epilogue.may_run_beside,
+            "kFetchesRows": work.fetches_rows,
             "kLoopsInBatches": not work.is_along_k,
             "kLoadsScalesByAddress": work.is_along_k,
         }

@@ -75,6 +75,8 @@ class Work(Named):
     """Alignment of the file's shared memory."""
     is_twice: bool = False
     """Tiles are of two products, and a tile of the second waits for a band of the first."""
+    fetches_rows: bool = False
+    """Rows of the first of two products are fetched from the rooms of a node's ranks, into a ring."""
     band: int = 0
     """Tiles along m that the raster takes before it moves on along n; 0: as many as the tile's shape wants."""
     tile_slots: int = TILE_SLOTS
@@ -128,6 +130,8 @@ TWICE = replace(
     ENDS, name="ends twice", kernel="m_grouped_twice", source="rows_twice", is_twice=True, band=8, tile_slots=2
 )
 """The same for two products in turns: A of the second one is the result of the first."""
+FETCHED = replace(TWICE, name="ends twice, fetched", fetches_rows=True)
+"""The same, and the kernel fetches rows of the first one's A."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""
 DEPTHS = Work(
@@ -172,4 +176,4 @@ SUM = Work(
     name="sum", kernel="sum", source="sums", number=6, line="{groups} x {m} x {n} x {k}, added up, runs", is_summed=True
 )
 """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
-WORKS = (DENSE, IDS, ENDS, TWICE, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
+WORKS = (DENSE, IDS, ENDS, TWICE, FETCHED, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)

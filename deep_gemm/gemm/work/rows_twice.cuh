@@ -14,6 +14,8 @@
 //
 // So a tile waits only for tiles that were claimed before it, by CTAs that run. The one claimed first of those that are not over
 // never waits, however few CTAs run at a time. One of the two next tiles may always be taken if `slots` has two bands of the raster.
+//
+// With kFetchesRows rows of A lie in such a ring too, and finding warps fetch them: work/fetch_rows.cuh.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -23,12 +25,13 @@
 #include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
+#include "work/fetch_rows.cuh"
 #include "work/layout.cuh"
 #include "work/tile_queue.cuh"
 #include SCALES
 
 struct Counts {
-  uint32_t claimed[2];  // tiles of each product
+  uint32_t claimed[3];  // tiles of each product, and units of rows that are fetched
   uint32_t over;        // storing warps that have no tiles any more
   uint32_t of_blocks[1];
 };
@@ -37,6 +40,7 @@ struct Counts {
 enum class Of : uint32_t {
   kWhole,  // tiles of the first product that are written
   kRead,   // tiles of the second product that are multiplied
+  kFetched,  // units of rows: each adds 1
   kCounts,
 };
 constexpr uint32_t kPartsOfTile = 2;
@@ -45,10 +49,12 @@ struct Params : Product {
   Groups groups;
   Activation activation;
   Product second;
+  Rooms rooms;
+  Meeting meeting;
   uint64_t second_sfb_stride;  // of groups, in elements
   Counts* counts;              // zeros before and after
   uint32_t blocks;             // that there may be
-  uint32_t slots;              // blocks that the middle has room for: a power of two
+  uint32_t slots;              // blocks that a ring has room for: a power of two
   uint32_t lag;                // tiles of the first product before any CTA prefers the second
   uint32_t first_ctas;         // CTAs that prefer the first product
 };
@@ -75,6 +81,8 @@ struct Tile {
   uint32_t stored_before = 0;  // how many of its first rows the tile above stores
   bool is_second = false;      // it is a tile of the second product
   static constexpr bool is_narrow = false;
+
+  DEVICE bool is_in_ring() const { return kFetchesRows || is_second; }  // its rows of A
 };
 
 using TileToLoad = Tile;
@@ -139,7 +147,7 @@ struct Tiles {
     tile.block = block, tile.row_n = (words.y & ((1u << kColumnBits) - 1)) * kBlockN;
     tile.group = words.w & ((1u << kGroupBits) - 1), tile.is_second = words.w >> 31 != 0;
     tile.stored_before = words.w >> kGroupBits & 127;
-    tile.row_m = tile.is_second ? row_of_slot : words.x, tile.row_d = tile.is_second ? words.x : row_of_slot - tile.stored_before;
+    tile.row_m = tile.is_in_ring() ? row_of_slot : words.x, tile.row_d = tile.is_second ? words.x : row_of_slot - tile.stored_before;
     tile.end_m = tile.row_m + (words.z - words.x);
     storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
     ++number;
@@ -153,11 +161,14 @@ struct Tiles {
 
   // Claims the next tile of either product. A tile is claimed late, so that CTAs end together.
   DEVICE bool find_next(Tile& tile) {
+    while (kFetchesRows && !storage.queue.is_free(number) && fetch_next()) {
+    }
     storage.queue.wait_until_free(number);
     while (true) {
       uint32_t* const claimed = p.counts->claimed;
       const uint32_t of_first = read(&claimed[0]), of_second = read(&claimed[1]);
       uint32_t over = 0;
+      bool is_lost = false;  // to another CTA
       tile.is_second = ptx::block_index() >= p.first_ctas && of_first >= p.lag;
 #pragma unroll 1
       for (uint32_t turn = 0; turn < 2; ++turn, tile.is_second = !tile.is_second) {
@@ -166,19 +177,22 @@ struct Tiles {
         if (!find(tile, wanted, end_of_band)) ++over;
         else if (may_take(tile, of_first, of_second, end_of_band)) {
           const bool is_mine = ptx::lane_index() != 0 || ptx::atom_cas_b32(&claimed[tile.is_second], wanted, wanted + 1) == wanted;
-          if (ptx::all_sync(is_mine)) return true;
-          break;  // another CTA has claimed it
+          is_lost = !ptx::all_sync(is_mine);
+          if (!is_lost) return true;
+          break;
         }
       }
       if (over == 2) return false;
+      if (!is_lost) fetch_next();
     }
   }
 
   // Whether all tiles that this one waits for are claimed, if these many tiles of either product are.
   DEVICE bool may_take(const Tile& tile, uint32_t of_first, uint32_t of_second, uint32_t end_of_band) const {
     if (tile.is_second) return of_first >= end_of_band * ceil_div(p.n, kBlockN);
+    if (kFetchesRows && read(&p.counts->claimed[2]) < (tile.block + 1) * kUnitsOfBlock) return false;
     const uint32_t behind_band = tile.block + kRasterGroup;  // of the block that has the slot before this one
-    return behind_band <= p.slots || of_second >= (behind_band - p.slots) * ceil_div(p.second.n, kBlockN);
+    return tile.block < p.slots || of_second >= (behind_band - p.slots) * ceil_div(p.second.n, kBlockN);
   }
 
   // From the first group on each time: there is time, and no register to remember where either product is. `end_of_band`: the
@@ -195,9 +209,35 @@ struct Tiles {
     tile.row_m = index.m * kBlockM;
     tile.row_n = index.n * kBlockN;
     tile.block = first_block + index.m;
-    if (!tile.is_second) move_up(tile.row_m, rows, kBlockM);
+    if (!tile.is_in_ring()) move_up(tile.row_m, rows, kBlockM);
     tile.stored_before = index.m * kBlockM - tile.row_m;
     tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
+    return true;
+  }
+
+  // Fetches the next rows; false if there are none, or if their slot is not free.
+  DEVICE bool fetch_next() const {
+    if constexpr (!kFetchesRows) return false;
+    const uint32_t wanted = read(&p.counts->claimed[2]), block = wanted / kUnitsOfBlock, of_block = wanted % kUnitsOfBlock;
+    Stretches stretches(storage.queue.window);
+    FoundTile found{};
+    if (!stretches.find(p.groups, 1, block, found)) return false;
+    if (block >= p.slots) {
+      const uint32_t parts = ptx::lane_index() == 0 ? ptx::ld_acquire_gpu_b32(count_of(p, Of::kWhole, block - p.slots)) : 0;
+      if (ptx::shfl_sync(parts, 0) < ceil_div(p.n, kBlockN) * kPartsOfTile) return false;
+    }
+    const uint32_t first = found.stretch.first + found.number * kBlockM + of_block * kRowsOfUnit;
+    const uint32_t rows = found.stretch.end - first, behind = wanted - of_block + kUnitsOfBlock;
+    const uint32_t next = rows > kRowsOfUnit ? wanted + 1 : behind;  // a short block has fewer units
+    const bool is_mine = ptx::lane_index() != 0 || ptx::atom_cas_b32(&p.counts->claimed[2], wanted, next) == wanted;
+    if (!ptx::all_sync(is_mine)) return true;
+    const Unit unit = {first, rows < kRowsOfUnit ? rows : kRowsOfUnit, block % p.slots * kBlockM + of_block * kRowsOfUnit};
+    Fetch{p.rooms, p.meeting, p.k}.run(unit);
+    ptx::syncwarp();  // all lanes have stored
+    if (ptx::lane_index() == 0) {
+      ptx::fence_proxy_async_global();
+      ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched, block), 1);
+    }
     return true;
   }
 };
@@ -206,8 +246,8 @@ DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(p
 
 // ---- The middle: written by a warpgroup, read by TMA of any CTA
 
-// Rows of A that may be loaded: the middle's slots have whole blocks.
-DEVICE uint32_t end_of_a(const Tile& tile) { return tile.is_second ? tile.row_m + kBlockM : tile.end_m; }
+// Rows of A that may be loaded: slots have whole blocks.
+DEVICE uint32_t end_of_a(const Tile& tile) { return tile.is_in_ring() ? tile.row_m + kBlockM : tile.end_m; }
 DEVICE uint32_t first_row_of_d(const Tile& tile) { return tile.row_d; }
 
 // A warpgroup's part of a tile, or all of it if the other warpgroup has no rows.
@@ -224,20 +264,19 @@ DEVICE void count_read(const Params& p, const Tile& tile) {
   ptx::red_release_gpu_add_b32(count_of(p, Of::kRead, tile.block), parts_of(tile));
 }
 
-DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t n) {
-  const uint32_t needed = ceil_div(n, kBlockN) * kPartsOfTile;
+DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t needed) {
   while (ptx::ld_acquire_gpu_b32(count_of(p, of, block)) < needed) {
   }
 }
 
 // By the loading thread, which is ahead of the math warps: they store to a slot behind what it has waited for.
 DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
-  if (!tile.is_second) {
-    if (tile.block >= p.slots) wait_for_count(p, Of::kRead, tile.block - p.slots, p.second.n);
-    return;
-  }
-  wait_for_count(p, Of::kWhole, tile.block, p.n);
-  ptx::fence_proxy_async_global();
+  const uint32_t rows = tile.end_m - tile.row_m < kBlockM ? tile.end_m - tile.row_m : kBlockM;
+  if (tile.is_second) wait_for_count(p, Of::kWhole, tile.block, ceil_div(p.n, kBlockN) * kPartsOfTile);
+  if (kFetchesRows && !tile.is_second) wait_for_count(p, Of::kFetched, tile.block, ceil_div(rows, kRowsOfUnit));
+  if (!tile.is_second && tile.block >= p.slots)
+    wait_for_count(p, Of::kRead, tile.block - p.slots, ceil_div(p.second.n, kBlockN) * kPartsOfTile);
+  if (tile.is_in_ring()) ptx::fence_proxy_async_global();
 }
 
 // By each storing warp at its end. The last of all leaves zeros: all tiles are claimed, and all counts have been waited for.

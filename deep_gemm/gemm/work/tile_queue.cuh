@@ -30,6 +30,11 @@ struct TileQueue {
     ptx::mbarrier_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1);
   }
 
+  // One answer for the warp.
+  DEVICE bool is_free(uint32_t number) {
+    return ptx::all_sync(ptx::mbarrier_test_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1));
+  }
+
   DEVICE void deal(uint32_t number, const ptx::Uint4& tile) {
     const uint32_t slot = number % kTileSlots;
     ptx::mbarrier_wait_parity(&empty[slot], (number / kTileSlots & 1) ^ 1);

@@ -1,0 +1,97 @@
+// Rows of the first product of work/rows_twice.cuh, fetched from the rooms of the ranks. They lie in a ring as the middle does.
+//
+//   finding warp, while its queue is full:   whole[b - slots] --acquire--> the slot is free
+//                                            claims kRowsOfUnit rows, room --> slot, fence, release --> fetched[b]
+//   loading thread                           fetched[b] --acquire, fence--> loads the slot by TMA
+//
+// A unit is claimed only if its slot is free, and fetched at once: a fetch never waits, so no tile waits for a warp that waits.
+#pragma once
+#include "meeting.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+
+struct Rooms {
+  const int32_t* token_of;  // [rows]: a row's token, a place of the rooms
+  const int32_t* row_of;    // [places, topk]: the rows of a token's routes, -1: none
+  uint8_t* values;          // ring of rows, as A is
+  float* scales;            // their scales [blocks of 128 columns, pitch]
+  uint64_t* addresses;      // [rows]: where the result of each goes
+  uint64_t results;         // byte of a room: [max_tokens, topk, hidden] of BF16
+  uint32_t pitch, scales_at, topk, max_tokens, row_bytes;
+};
+
+constexpr uint32_t kRowsOfUnit = 4, kUnitsOfBlock = kBlockM / kRowsOfUnit, kLanesOfRow = 32 / kRowsOfUnit;
+
+// The rows of a unit: `rows` of them from `row` on, which go to `row_of_ring` on.
+struct Unit {
+  uint32_t row, rows, row_of_ring;
+};
+
+// Fetches rows. By a whole warp.
+struct Fetch {
+  const Rooms& rooms;
+  const Meeting& meeting;
+  uint32_t hidden;
+
+  DEVICE const uint8_t* room_row(uint32_t token) const {
+    return meeting.rooms[token / rooms.max_tokens] + uint64_t{token % rooms.max_tokens} * rooms.row_bytes;
+  }
+
+  // Says where results go: nowhere if this rank missed another, and then rows are of no use either.
+  DEVICE void run(const Unit& unit) const {
+    const uint32_t lane = ptx::lane_index();
+    const uint32_t token = lane < unit.rows ? static_cast<uint32_t>(ptx::ld_global_i32(rooms.token_of + unit.row + lane)) : 0;
+    const bool is_met = is_whole(meeting);
+    say_where(unit, ptx::shfl_sync(token, lane / kLanesOfRow), is_met);
+    if (!is_met) return;
+    copy_scales(unit, token);
+#pragma unroll 1
+    for (uint32_t i = 0; i < unit.rows; ++i)
+      copy_values(room_row(ptx::shfl_sync(token, i)), rooms.values + uint64_t{unit.row_of_ring + i} * hidden);
+  }
+
+  // The address of a row's result, by the lane that finds the row's route.
+  DEVICE void say_where(const Unit& unit, uint32_t token, bool is_met) const {
+    const uint32_t of_unit = ptx::lane_index() / kLanesOfRow, row = unit.row + of_unit;
+    if (of_unit >= unit.rows) return;
+    for (uint32_t route = ptx::lane_index() % kLanesOfRow; route < rooms.topk; route += kLanesOfRow) {
+      if (static_cast<uint32_t>(ptx::ld_global_i32(rooms.row_of + uint64_t{token} * rooms.topk + route)) != row) continue;
+      const uint64_t place = (uint64_t{token % rooms.max_tokens} * rooms.topk + route) * hidden * 2;
+      const uint64_t room = reinterpret_cast<uint64_t>(meeting.rooms[token / rooms.max_tokens]);
+      const uint64_t address = is_met ? room + rooms.results + place : 0;
+      ptx::st_global_v2_b32(rooms.addresses + row, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
+    }
+  }
+
+  // A lane has a block of columns of all rows of the unit.
+  DEVICE void copy_scales(const Unit& unit, uint32_t token) const {
+    const uint32_t blocks = ceil_div(hidden, 128);
+#pragma unroll 1
+    for (uint32_t block = ptx::lane_index(); block - ptx::lane_index() < blocks; block += 32) {
+      float scales[kRowsOfUnit];
+#pragma unroll
+      for (uint32_t i = 0; i < kRowsOfUnit; ++i) {
+        const uint8_t* const row = room_row(ptx::shfl_sync(token, i));
+        scales[i] = i < unit.rows && block < blocks ? ptx::ld_global_f32(row + rooms.scales_at + block * 4) : 0;
+      }
+      if (block < blocks)
+        ptx::st_global_v4_f32(rooms.scales + uint64_t{block} * rooms.pitch + unit.row_of_ring, scales[0], scales[1], scales[2], scales[3]);
+    }
+  }
+
+  DEVICE void copy_values(const uint8_t* from, uint8_t* to) const {
+    constexpr uint32_t kAtOnce = 4;
+#pragma unroll 1
+    for (uint32_t column = ptx::lane_index() * 16; column < hidden; column += kAtOnce * 512) {
+      ptx::Uint4 pieces[kAtOnce];  // all on their way before the first is stored
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        if (column + i * 512 < hidden) pieces[i] = ptx::ld_global_v4_b32(from + column + i * 512);
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        if (column + i * 512 < hidden)
+          ptx::st_global_v4_b32(to + column + i * 512, pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w);
+    }
+  }
+};
