@@ -1,0 +1,62 @@
+"""Ways to break the fetch of rows by the kernel of both products, and the trials that must notice."""
+
+from __future__ import annotations
+
+from deep_gemm.across.rows_twice import OUTPUT_OF_FETCHED, config_for
+from lab.sim.mutate import Mutation
+from lab.sim.rows_fetched import RowsFetchedTrial
+
+LOW, HIGH = (config_for(256, 256, band, OUTPUT_OF_FETCHED) for band in (1, 3))
+TRIALS = [
+    RowsFetchedTrial(LOW, (130, 0, 3, 65), 1, hidden=768, num_sms=3, lag=1),
+    RowsFetchedTrial(LOW, (300, 65), 2, "late_stores", hidden=512, num_sms=2, limit=0.5, topk=9),
+    RowsFetchedTrial(LOW, (300, 70, 0, 129, 1), 3, "slow_warps", hidden=512, num_sms=3, lag=4, slots=1),
+    RowsFetchedTrial(LOW, (1, 300, 0, 70), 4, "slow_lanes", num_sms=4, share=1.0, slots=1, late_ctas=2),
+    RowsFetchedTrial(LOW, (500, 3), 5, "slow_cta", num_sms=1, share=0.0, slots=1, late_ctas=1),
+    RowsFetchedTrial(HIGH, (1300, 5), 6, num_sms=2, slots=1),
+    RowsFetchedTrial(HIGH, (70, 5), 7, num_sms=2, is_met=False),
+]
+_WORK, _FETCH, _QUEUE = "work/rows_twice.cuh", "work/fetch_rows.cuh", "work/tile_queue.cuh"
+_EPILOGUE = "epilogue/silu_or_rows.cuh"
+_FENCE = "      ptx::fence_proxy_async_global();\n      ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched"
+_FREE = "if (ptx::shfl_sync(parts, 0) < ceil_div(p.n, kBlockN) * kPartsOfTile) return false;"
+_WAIT = "  if (kFetchesRows && !tile.is_second) wait_for_count("
+_UNIT = "block % p.slots * kBlockM + of_block * kRowsOfUnit};"
+MUTATIONS = [
+    Mutation("a tile waits for no rows", _WORK, _WAIT, "  if (false) wait_for_count("),
+    Mutation("one unit of rows too few", _WORK, "tile.block, ceil_div(rows, kRowsOfUnit));", "tile.block, ceil_div(rows, kRowsOfUnit) - 1);"),
+    Mutation("units of whole blocks", _WORK, "tile.block, ceil_div(rows, kRowsOfUnit));", "tile.block, kUnitsOfBlock);"),
+    Mutation("no fence behind the rows", _WORK, _FENCE, _FENCE.partition("\n")[2]),
+    Mutation("no fence ahead of the loads", _WORK, "  if (tile.is_in_ring()) ptx::fence", "  if (tile.is_second) ptx::fence"),
+    Mutation("one lane counts ahead of the others' stores", _WORK, "    ptx::syncwarp();  // all lanes have stored\n", ""),
+    Mutation("a count that releases nothing", _WORK, "red_release_gpu_add_b32(count_of(p, Of::kFetched, block), 1)", "atom_add(count_of(p, Of::kFetched, block), 1)"),
+    Mutation("a slot is written before it is free", _WORK, _FREE, ""),
+    Mutation("a slot is free when some of its tiles are loaded", _WORK, _FREE, _FREE.replace("kPartsOfTile)", "1)")),
+    Mutation("a slot is free for the block behind", _WORK, "count_of(p, Of::kWhole, block - p.slots)", "count_of(p, Of::kWhole, block - p.slots + 1)"),
+    Mutation("tiles are claimed before their rows", _WORK, "  if (kFetchesRows && read(&p.counts->claimed[2])", "  if (false && read(&p.counts->claimed[2])"),
+    Mutation("tiles are claimed when their first rows are", _WORK, "< (tile.block + 1) * kUnitsOfBlock) return false;", "<= tile.block * kUnitsOfBlock) return false;"),
+    Mutation("rows that another CTA fetches", _WORK, "wanted, next) == wanted;", "wanted, next) + 1 > 0;"),
+    Mutation("nothing is fetched where nothing may be claimed", _WORK, "      if (!is_lost) fetch_next();\n", ""),
+    Mutation("short blocks have all units", _WORK, "rows > kRowsOfUnit ? wanted + 1 : behind;", "wanted + 1;"),
+    Mutation("a block has one unit less", _WORK, "rows > kRowsOfUnit ? wanted + 1", "rows > 2 * kRowsOfUnit ? wanted + 1"),
+    Mutation("each block goes to the first slot", _WORK, _UNIT, "of_block * kRowsOfUnit};"),
+    Mutation("each unit goes to the block's first rows", _WORK, _UNIT, "block % p.slots * kBlockM};"),
+    Mutation("rows of the group's first block", _WORK, "found.number * kBlockM + of_block", "of_block"),
+    Mutation("rows behind the group's", _WORK, "rows < kRowsOfUnit ? rows : kRowsOfUnit,", "kRowsOfUnit,"),
+    Mutation("all rows of the first rank", _FETCH, "meeting.rooms[token / rooms.max_tokens] + uint64_t", "meeting.rooms[0] + uint64_t"),
+    Mutation("tokens count over all ranks", _FETCH, "uint64_t{token % rooms.max_tokens} * rooms.row_bytes", "uint64_t{token} * rooms.row_bytes"),
+    Mutation("rows without their scales between them", _FETCH, "* rooms.row_bytes;", "* hidden;"),
+    Mutation("the first row for all", _FETCH, "room_row(ptx::shfl_sync(token, i)), rooms.values", "room_row(ptx::shfl_sync(token, 0)), rooms.values"),
+    Mutation("the first 2048 columns alone", _FETCH, "column < hidden; column += kAtOnce * 512", "column < 512; column += kAtOnce * 512"),
+    Mutation("pieces on one another", _FETCH, "ptx::st_global_v4_b32(to + column + i * 512,", "ptx::st_global_v4_b32(to + column,"),
+    Mutation("scales of the first row", _FETCH, "row = room_row(ptx::shfl_sync(token, i));", "row = room_row(ptx::shfl_sync(token, 0));"),
+    Mutation("scales that begin with the row", _FETCH, "row + rooms.scales_at + block * 4", "row + block * 4"),
+    Mutation("one block's scales", _FETCH, "uint64_t{block} * rooms.pitch + unit", "unit"),
+    Mutation("a rank that missed another reads rooms", _FETCH, "const bool is_met = is_whole(meeting);", "const bool is_met = true;"),
+    Mutation("results of the first rank", _FETCH, "reinterpret_cast<uint64_t>(meeting.rooms[token / rooms.max_tokens])", "reinterpret_cast<uint64_t>(meeting.rooms[0])"),
+    Mutation("results of the first route", _FETCH, "* rooms.topk + route) * hidden * 2;", "* rooms.topk) * hidden * 2;"),
+    Mutation("the first routes alone", _FETCH, "route < rooms.topk; route += kLanesOfRow", "route < rooms.topk && route < kLanesOfRow; route += kLanesOfRow"),
+    Mutation("results where rows are", _FETCH, "room + rooms.results + place", "room + place"),
+    Mutation("addresses before their rows", _EPILOGUE, "if (!kFetchesRows && tile.is_second) rows.expect", "if (tile.is_second) rows.expect"),
+    Mutation("no addresses", _EPILOGUE, "    if (kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);  // fetched with the rows\n", ""),
+]  # fmt: skip
