@@ -19,7 +19,7 @@ TRIALS = [
 _WORK, _FETCH, _QUEUE = "work/rows_twice.cuh", "work/fetch_rows.cuh", "work/tile_queue.cuh"
 _EPILOGUE = "epilogue/silu_or_rows.cuh"
 _FENCE = "      ptx::fence_proxy_async_global();\n      ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched"
-_FREE = "if (ptx::shfl_sync(parts, 0) < ceil_div(p.n, kBlockN) * kPartsOfTile) return false;"
+_FREE = "const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;\n      uint32_t parts"
 _WAIT = "  if (kFetchesRows && !tile.is_second) wait_for_count("
 _UNIT = "block % p.slots * kBlockM + of_block * kRowsOfUnit};"
 MUTATIONS = [
@@ -30,13 +30,14 @@ MUTATIONS = [
     Mutation("no fence ahead of the loads", _WORK, "  if (tile.is_in_ring()) ptx::fence", "  if (tile.is_second) ptx::fence"),
     Mutation("one lane counts ahead of the others' stores", _WORK, "    ptx::syncwarp();  // all lanes have stored\n", ""),
     Mutation("a count that releases nothing", _WORK, "red_release_gpu_add_b32(count_of(p, Of::kFetched, block), 1)", "atom_add(count_of(p, Of::kFetched, block), 1)"),
-    Mutation("a slot is written before it is free", _WORK, _FREE, ""),
+    Mutation("a slot is written before it is free", _WORK, _FREE, _FREE.replace("ceil_div(p.n, kBlockN) * kPartsOfTile", "0")),
     Mutation("a slot is free when some of its tiles are loaded", _WORK, _FREE, _FREE.replace("kPartsOfTile)", "1)")),
     Mutation("a slot is free for the block behind", _WORK, "count_of(p, Of::kWhole, block - p.slots)", "count_of(p, Of::kWhole, block - p.slots + 1)"),
     Mutation("tiles are claimed before their rows", _WORK, "  if (kFetchesRows && read(&p.counts->claimed[2])", "  if (false && read(&p.counts->claimed[2])"),
     Mutation("tiles are claimed when their first rows are", _WORK, "< (tile.block + 1) * kUnitsOfBlock) return false;", "<= tile.block * kUnitsOfBlock) return false;"),
     Mutation("rows that another CTA fetches", _WORK, "wanted, next) == wanted;", "wanted, next) + 1 > 0;"),
-    Mutation("nothing is fetched where nothing may be claimed", _WORK, "      if (!is_lost) fetch_next();\n", ""),
+    Mutation("a fetch that waits where tiles could be claimed", _WORK, "is_free(number) && fetch_next(false)", "is_free(number) && fetch_next(true)"),
+    Mutation("nothing is fetched where nothing may be claimed", _WORK, "      if (!is_lost) fetch_next(true);", ""),
     Mutation("short blocks have all units", _WORK, "rows > kRowsOfUnit ? wanted + 1 : behind;", "wanted + 1;"),
     Mutation("a block has one unit less", _WORK, "rows > kRowsOfUnit ? wanted + 1", "rows > 2 * kRowsOfUnit ? wanted + 1"),
     Mutation("each block goes to the first slot", _WORK, _UNIT, "of_block * kRowsOfUnit};"),

@@ -26,30 +26,30 @@ _WORK, _EPILOGUE, _STORE, _SILU = (
 )
 _COUNT = "  ptx::red_release_gpu_add_b32(count_of(p, Of::kWhole, tile.block), parts_of(tile));\n"
 _WRITER = "DEVICE void count_written(const Params& p, const Tile& tile) {\n  ptx::fence_proxy_async_global();\n"
-_SLOT = "    if (tile.block >= p.slots) wait_for_count(p, Of::kRead, tile.block - p.slots, p.second.n);\n"
+_SLOT = "  if (!tile.is_second && tile.block >= p.slots)\n"
 _READ = """    ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity);
     if (tile.is_second && ptx::lane_index() == 0) count_read(p, tile);
 """
 _READ_AHEAD = "".join(reversed(_READ.splitlines(keepends=True)))
-_READER = "tile.block, p.n);\n  ptx::fence_proxy_async_global();\n"
+_READER = "  if (tile.is_in_ring()) ptx::fence_proxy_async_global();\n"
 MUTATIONS = [
-    Mutation("a tile waits for no block", _WORK, "  wait_for_count(p, Of::kWhole, tile.block, p.n);\n", ""),
+    Mutation("a tile waits for no block", _WORK, "  if (tile.is_second) wait_for_count(", "  if (false) wait_for_count("),
     Mutation("a count that releases nothing", _WORK, _COUNT, "  ptx::atom_add(count_of(p, Of::kWhole, tile.block), parts_of(tile));\n"),
     Mutation("a read of the count that acquires nothing", _WORK, "ptx::ld_acquire_gpu_b32(count_of(", "ptx::ld_relaxed_gpu_b32(count_of("),
     Mutation("no fence behind the stores", _WORK, _WRITER, _WRITER.partition("  ptx")[0]),
-    Mutation("no fence ahead of the loads", _WORK, _READER, "tile.block, p.n);\n"),
+    Mutation("no fence ahead of the loads", _WORK, _READER, ""),
     Mutation("one part too few is waited for", _WORK, "of, block)) < needed)", "of, block)) + 1 < needed)"),
     Mutation("one part too many is waited for", _WORK, "of, block)) < needed)", "of, block)) < needed + 1)"),
     Mutation("one part for each warpgroup, where one has no rows", _WORK, "kPartsOfTile / 2 : kPartsOfTile;", "kPartsOfTile / 2 : kPartsOfTile / 2;"),
     Mutation("each warpgroup counts for both", _WORK, "kPartsOfTile / 2 : kPartsOfTile;", "kPartsOfTile : kPartsOfTile;"),
-    Mutation("parts by columns of the second product", _WORK, "kWhole, tile.block, p.n);", "kWhole, tile.block, p.second.n);"),
-    Mutation("a tile waits for no slot", _WORK, _SLOT, ""),
-    Mutation("a slot is read by fewer columns", _WORK, "tile.block - p.slots, p.second.n);", "tile.block - p.slots, p.second.n / 2);"),
-    Mutation("a slot is waited for by the block behind", _WORK, "    if (tile.block >= p.slots) wait", "    if (tile.block > p.slots) wait"),
+    Mutation("parts by columns of the second product", _WORK, "kWhole, tile.block, ceil_div(p.n,", "kWhole, tile.block, ceil_div(p.second.n,"),
+    Mutation("a tile waits for no slot", _WORK, _SLOT, "  if (false)\n"),
+    Mutation("a slot is read by fewer columns", _WORK, "tile.block - p.slots, ceil_div(p.second.n, kBlockN)", "tile.block - p.slots, ceil_div(p.second.n / 2, kBlockN)"),
+    Mutation("a slot is waited for by the block behind", _WORK, _SLOT, _SLOT.replace(">=", ">")),
     Mutation("a slot is read before it is multiplied", _EPILOGUE, _READ, _READ_AHEAD),
     Mutation("a slot is never read", _WORK, "count_of(p, Of::kRead, tile.block), parts_of(tile)", "count_of(p, Of::kRead, tile.block), 0"),
     Mutation("one count for both products", _WORK, "static_cast<uint32_t>(of) * p.blocks + block", "block"),
-    Mutation("the first product is ahead of the ring", _WORK, "  return behind_band <= p.slots || ", "  return true || "),
+    Mutation("the first product is ahead of the ring", _WORK, "  return tile.block < p.slots || ", "  return true || "),
     Mutation("the second product is ahead of the first", _WORK, "return of_first >= end_of_band * ceil_div(p.n, kBlockN);", "return true;"),
     Mutation("the band's first tiles are enough", _WORK, "of_first >= end_of_band * ", "of_first >= tile.block * ", shows_in=HIGH),
     Mutation("bands count from the first block of all", _WORK, "end_of_band = first_block + (", "end_of_band = ("),
@@ -57,7 +57,7 @@ MUTATIONS = [
     Mutation("all blocks have the first slot", _WORK, "block % p.slots * kBlockM;", "0;"),
     Mutation("each group begins with the first slot", _WORK, "tile.block = first_block + index.m;", "tile.block = index.m;"),
     Mutation("rows beside the slot of a tile that was moved up", _WORK, "row_of_slot - tile.stored_before;", "row_of_slot;"),
-    Mutation("the second product's tiles are moved up", _WORK, "    if (!tile.is_second) move_up(", "    move_up("),
+    Mutation("the second product's tiles are moved up", _WORK, "    if (!tile.is_in_ring()) move_up(", "    move_up("),
     Mutation("the middle's rows by where they lie in A", _SILU, "return first_row_of_d(tile) + ((is_stored ? tile.end_m : row) - tile.row_m);", "return is_stored ? tile.end_m : row;"),
     Mutation("addresses by where rows lie in the ring", _STORE, "uint64_t{first_row_of_d(tile) + row} * 8", "uint64_t{row_m} * 8"),
     Mutation("blocks are not told", _WORK, "tile.row_n / kBlockN | tile.block << kColumnBits", "tile.row_n / kBlockN"),

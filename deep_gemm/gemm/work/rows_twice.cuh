@@ -161,7 +161,7 @@ struct Tiles {
 
   // Claims the next tile of either product. A tile is claimed late, so that CTAs end together.
   DEVICE bool find_next(Tile& tile) {
-    while (kFetchesRows && !storage.queue.is_free(number) && fetch_next()) {
+    while (kFetchesRows && !storage.queue.is_free(number) && fetch_next(false)) {
     }
     storage.queue.wait_until_free(number);
     while (true) {
@@ -183,7 +183,7 @@ struct Tiles {
         }
       }
       if (over == 2) return false;
-      if (!is_lost) fetch_next();
+      if (!is_lost) fetch_next(true);  // else a tile could be claimed: all of the slot that is waited for are
     }
   }
 
@@ -215,16 +215,20 @@ struct Tiles {
     return true;
   }
 
-  // Fetches the next rows; false if there are none, or if their slot is not free.
-  DEVICE bool fetch_next() const {
+  // Fetches the next rows; false if there are none, or if their slot is not free and this warp does not wait until it is.
+  DEVICE bool fetch_next(bool is_waiting) const {
     if constexpr (!kFetchesRows) return false;
     const uint32_t wanted = read(&p.counts->claimed[2]), block = wanted / kUnitsOfBlock, of_block = wanted % kUnitsOfBlock;
     Stretches stretches(storage.queue.window);
     FoundTile found{};
     if (!stretches.find(p.groups, 1, block, found)) return false;
     if (block >= p.slots) {
-      const uint32_t parts = ptx::lane_index() == 0 ? ptx::ld_acquire_gpu_b32(count_of(p, Of::kWhole, block - p.slots)) : 0;
-      if (ptx::shfl_sync(parts, 0) < ceil_div(p.n, kBlockN) * kPartsOfTile) return false;
+      const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;
+      uint32_t parts = needed;
+      if (ptx::lane_index() == 0)
+        do parts = ptx::ld_acquire_gpu_b32(count_of(p, Of::kWhole, block - p.slots));
+        while (is_waiting && parts < needed);
+      if (!ptx::all_sync(parts >= needed)) return false;
     }
     const uint32_t first = found.stretch.first + found.number * kBlockM + of_block * kRowsOfUnit;
     const uint32_t rows = found.stretch.end - first, behind = wanted - of_block + kUnitsOfBlock;
