@@ -35,7 +35,7 @@ _READER = "  if (tile.is_in_ring()) ptx::fence_proxy_async_global();\n"
 MUTATIONS = [
     Mutation("a tile waits for no block", _WORK, "  if (tile.is_second) wait_for_count(", "  if (false) wait_for_count("),
     Mutation("a count that releases nothing", _WORK, _COUNT, "  ptx::atom_add(count_of(p, Of::kWhole, tile.block), parts_of(tile));\n"),
-    Mutation("a read of the count that acquires nothing", _WORK, "ptx::ld_acquire_gpu_b32(count_of(", "ptx::ld_relaxed_gpu_b32(count_of("),
+    Mutation("a read of the count that acquires nothing", _WORK, "while (ptx::ld_acquire_gpu_b32(", "while (ptx::ld_relaxed_gpu_b32("),
     Mutation("no fence behind the stores", _WORK, _WRITER, _WRITER.partition("  ptx")[0]),
     Mutation("no fence ahead of the loads", _WORK, _READER, ""),
     Mutation("one part too few is waited for", _WORK, "of, block)) < needed)", "of, block)) + 1 < needed)"),
@@ -73,7 +73,7 @@ MUTATIONS = [
     Mutation("tiles are counted before they are written", _EPILOGUE, "    first.store_tile(p, tile, total);\n    second.hand_over();\n", "    second.hand_over();\n    first.store_tile(p, tile, total);\n"),
     Mutation("a tile is handed over before all lanes have stored", _STORE, "    ptx::syncwarp();  // all lanes have stored\n", ""),
     Mutation("a tile is handed over while another is stored", _STORE, "  DEVICE void hand_over() {\n    wait_until_free();\n", "  DEVICE void hand_over() {\n"),
-    Mutation("addresses of the first product", _EPILOGUE, "rows.expect(p.second, tile", "rows.expect(p, tile"),
+    Mutation("addresses of the first product", _EPILOGUE, "!kFetchesRows && tile.is_second) rows.expect(p.second, tile", "!kFetchesRows && tile.is_second) rows.expect(p, tile"),
     Mutation("columns of the first product", _EPILOGUE, "rows.store(p.second, ", "rows.store(p, "),
     Mutation("the last CTA leaves its counts", _WORK, "sizeof(Counts) / 4 - 1 + ", "sizeof(Counts) / 4 - 2 + "),
     Mutation("the last CTA but one leaves zeros", _WORK, "< ptx::grid_size() * kStoringWarps) return;", "< ptx::grid_size() * kStoringWarps - 1) return;"),

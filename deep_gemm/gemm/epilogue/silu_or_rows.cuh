@@ -62,8 +62,8 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
     if (!share.is_any) continue;
     if (!kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);
     ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity);
-    if (kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);  // fetched with the rows
     if (tile.is_second && ptx::lane_index() == 0) count_read(p, tile);
+    if (kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);  // fetched with the rows
     if (tile.is_second)
       rows.store(p.second, storage.rows.buffers + warpgroup * 4 * of_second::kWarpBytes, tile.row_n);
     else if (ptx::lane_index() == 0)
