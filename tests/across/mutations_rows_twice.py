@@ -62,7 +62,7 @@ MUTATIONS = [
     Mutation("addresses by where rows lie in the ring", _STORE, "uint64_t{first_row_of_d(tile) + row} * 8", "uint64_t{row_m} * 8"),
     Mutation("blocks are not told", _WORK, "tile.row_n / kBlockN | tile.block << kColumnBits", "tile.row_n / kBlockN"),
     Mutation("all tiles are the first product's", _WORK, " | static_cast<uint32_t>(tile.is_second) << 31}", "}"),
-    Mutation("depth of the first product for both", _WORK, "KBlocks(product_of(p, tile).k)", "KBlocks(p.k)"),
+    Mutation("depth of the first product for both", _WORK, "is_pause ? 0 : product_of(p, tile).k", "is_pause ? 0 : p.k"),
     Mutation("gates' rows for both", _WORK, "  if (tile.is_second) return column;\n", ""),
     Mutation("gate and up from one row on", _WORK, "(column % kTurn < kGateColumns ? 0 : p.n / 2)", "0"),
     Mutation("scales of gates for both", _WORK, "  if (tile.is_second) {\n    scales.row[0]", "  if (false) {\n    scales.row[0]"),

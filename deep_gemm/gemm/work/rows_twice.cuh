@@ -98,6 +98,9 @@ constexpr bool kHasWholeD = false;
 
 // Marks the end of the tiles: any other tile ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
+// A tile without rows. Math warps store a tile when they have the next one, so a finding warp that may claim none deals this one
+// before it waits: others wait for the tile that is stored then.
+constexpr Tile kPause = {1, 0, 1, 0};
 // A tile's second word in the queue holds its column of tiles, then its block; the last one holds the group, then
 // `stored_before`. Its highest bit says which product.
 constexpr uint32_t kColumnBits = 12, kGroupBits = 24;
@@ -106,7 +109,8 @@ static_assert(kBlockM <= 128, "a count of rows in 7 bits");
 struct Tiles {
   const Params& p;
   WorkStorage& storage;
-  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
+  uint32_t number = 0;    // of the tiles that this thread has dealt or taken
+  bool is_paused = true;  // this warp has dealt no tile, or last kPause
 
   DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
 
@@ -178,12 +182,18 @@ struct Tiles {
         else if (may_take(tile, of_first, of_second, end_of_band)) {
           const bool is_mine = ptx::lane_index() != 0 || ptx::atom_cas_b32(&claimed[tile.is_second], wanted, wanted + 1) == wanted;
           is_lost = !ptx::all_sync(is_mine);
+          is_paused = is_paused && is_lost;
           if (!is_lost) return true;
           break;
         }
       }
       if (over == 2) return false;
-      if (!is_lost) fetch_next(true);  // else a tile could be claimed: all of the slot that is waited for are
+      if (!kFetchesRows || is_lost) continue;
+      if (!is_paused) {
+        is_paused = true, tile = kPause;
+        return true;
+      }
+      fetch_next(true);  // all tiles of the slot that it may wait for are claimed, or one could be claimed now
     }
   }
 
@@ -246,7 +256,10 @@ struct Tiles {
   }
 };
 
-DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(product_of(p, tile).k); }
+DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) {
+  const bool is_pause = kFetchesRows && tile.row_m == tile.end_m;
+  return KBlocks(is_pause ? 0 : product_of(p, tile).k);
+}
 
 // ---- The middle: written by a warpgroup, read by TMA of any CTA
 
@@ -307,7 +320,7 @@ DEVICE const float* sfb_of(const Params& p, const Tile& tile) {
 
 DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
   const Product& of = product_of(p, tile);
-  TileScales scales(sfb_of(p, tile), of.sfb_stride_n, of.sfb_stride_k, tile.row_n, of.n, k_blocks_of(p, tile).end);
+  TileScales scales(sfb_of(p, tile), of.sfb_stride_n, of.sfb_stride_k, tile.row_n, of.n, KBlocks(of.k).end);  // a pause asks too
   if (tile.is_second) {
     scales.row[0] = sfb_of(p, tile) + uint64_t{tile.row_n / kScaleRowsOfB} * of.sfb_stride_n;
     scales.row[1] = scales.row[0] + (tile.row_n + kScaleRowsOfB < of.n ? of.sfb_stride_n : 0);
