@@ -15,9 +15,15 @@ TRIALS = [
     RowsFetchedTrial(LOW, (500, 3), 5, "slow_cta", num_sms=1, share=0.0, slots=1, late_ctas=1),
     RowsFetchedTrial(HIGH, (1300, 5), 6, num_sms=2, slots=1),
     RowsFetchedTrial(HIGH, (70, 5), 7, num_sms=2, is_met=False),
+    RowsFetchedTrial(HIGH, (5,), 8, hidden=2304, num_sms=1),
 ]
 _WORK, _FETCH, _QUEUE = "work/rows_twice.cuh", "work/fetch_rows.cuh", "work/tile_queue.cuh"
 _EPILOGUE = "epilogue/silu_or_rows.cuh"
+_EXPECT = """    ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity);
+    if (tile.is_second && ptx::lane_index() == 0) count_read(p, tile);
+    if (kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);  // fetched with the rows
+"""
+_EXPECT_AHEAD = "".join(reversed(_EXPECT.splitlines(keepends=True)))
 _FENCE = "      ptx::fence_proxy_async_global();\n      ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched"
 _FREE = "const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;\n      uint32_t parts"
 _WAIT = "  if (kFetchesRows && !tile.is_second) wait_for_count("
@@ -34,12 +40,10 @@ MUTATIONS = [
     Mutation("a slot is free when some of its tiles are loaded", _WORK, _FREE, _FREE.replace("kPartsOfTile)", "1)")),
     Mutation("a slot is free for the block behind", _WORK, "count_of(p, Of::kWhole, block - p.slots)", "count_of(p, Of::kWhole, block - p.slots + 1)"),
     Mutation("tiles are claimed before their rows", _WORK, "  if (kFetchesRows && read(&p.counts->claimed[2])", "  if (false && read(&p.counts->claimed[2])"),
-    Mutation("tiles are claimed when their first rows are", _WORK, "< (tile.block + 1) * kUnitsOfBlock) return false;", "<= tile.block * kUnitsOfBlock) return false;"),
     Mutation("rows that another CTA fetches", _WORK, "wanted, next) == wanted;", "wanted, next) + 1 > 0;"),
     Mutation("a fetch that waits where tiles could be claimed", _WORK, "is_free(number) && fetch_next(false)", "is_free(number) && fetch_next(true)"),
     Mutation("nothing is fetched where nothing may be claimed", _WORK, "      fetch_next(true);", ""),
     Mutation("a warp waits without a pause", _WORK, "      if (!is_paused) {\n", "      if (false) {\n"),
-    Mutation("a pause has k-blocks", _WORK, "KBlocks(is_pause ? 0 : ", "KBlocks(false ? 0 : "),
     Mutation("short blocks have all units", _WORK, "rows > kRowsOfUnit ? wanted + 1 : behind;", "wanted + 1;"),
     Mutation("a block has one unit less", _WORK, "rows > kRowsOfUnit ? wanted + 1", "rows > 2 * kRowsOfUnit ? wanted + 1"),
     Mutation("each block goes to the first slot", _WORK, _UNIT, "of_block * kRowsOfUnit};"),
@@ -60,6 +64,6 @@ MUTATIONS = [
     Mutation("results of the first route", _FETCH, "* rooms.topk + route) * hidden * 2;", "* rooms.topk) * hidden * 2;"),
     Mutation("the first routes alone", _FETCH, "route < rooms.topk; route += kLanesOfRow", "route < rooms.topk && route < kLanesOfRow; route += kLanesOfRow"),
     Mutation("results where rows are", _FETCH, "room + rooms.results + place", "room + place"),
-    Mutation("addresses before their rows", _EPILOGUE, "if (!kFetchesRows && tile.is_second) rows.expect", "if (tile.is_second) rows.expect"),
+    Mutation("addresses before their rows", _EPILOGUE, _EXPECT, _EXPECT_AHEAD),
     Mutation("no addresses", _EPILOGUE, "    if (kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);  // fetched with the rows\n", ""),
 ]  # fmt: skip
