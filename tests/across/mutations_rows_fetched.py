@@ -19,11 +19,6 @@ TRIALS = [
 ]
 _WORK, _FETCH, _QUEUE = "work/rows_twice.cuh", "work/fetch_rows.cuh", "work/tile_queue.cuh"
 _EPILOGUE = "epilogue/silu_or_rows.cuh"
-_EXPECT = """    ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity);
-    if (tile.is_second && ptx::lane_index() == 0) count_read(p, tile);
-    if (kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);  // fetched with the rows
-"""
-_EXPECT_AHEAD = "".join(reversed(_EXPECT.splitlines(keepends=True)))
 _FENCE = "      ptx::fence_proxy_async_global();\n      ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched"
 _FREE = "const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;\n      uint32_t parts"
 _WAIT = "  if (kFetchesRows && !tile.is_second) wait_for_count("
@@ -37,8 +32,6 @@ MUTATIONS = [
     Mutation("one lane counts ahead of the others' stores", _WORK, "    ptx::syncwarp();  // all lanes have stored\n", ""),
     Mutation("a count that releases nothing", _WORK, "red_release_gpu_add_b32(count_of(p, Of::kFetched, block), 1)", "atom_add(count_of(p, Of::kFetched, block), 1)"),
     Mutation("a slot is written before it is free", _WORK, _FREE, _FREE.replace("ceil_div(p.n, kBlockN) * kPartsOfTile", "0")),
-    Mutation("a slot is free when some of its tiles are loaded", _WORK, _FREE, _FREE.replace("kPartsOfTile)", "1)")),
-    Mutation("a slot is free for the block behind", _WORK, "count_of(p, Of::kWhole, block - p.slots)", "count_of(p, Of::kWhole, block - p.slots + 1)"),
     Mutation("tiles are claimed before their rows", _WORK, "  if (kFetchesRows && read(&p.counts->claimed[2])", "  if (false && read(&p.counts->claimed[2])"),
     Mutation("rows that another CTA fetches", _WORK, "wanted, next) == wanted;", "wanted, next) + 1 > 0;"),
     Mutation("a fetch that waits where tiles could be claimed", _WORK, "is_free(number) && fetch_next(false)", "is_free(number) && fetch_next(true)"),
@@ -64,6 +57,5 @@ MUTATIONS = [
     Mutation("results of the first route", _FETCH, "* rooms.topk + route) * hidden * 2;", "* rooms.topk) * hidden * 2;"),
     Mutation("the first routes alone", _FETCH, "route < rooms.topk; route += kLanesOfRow", "route < rooms.topk && route < kLanesOfRow; route += kLanesOfRow"),
     Mutation("results where rows are", _FETCH, "room + rooms.results + place", "room + place"),
-    Mutation("addresses before their rows", _EPILOGUE, _EXPECT, _EXPECT_AHEAD),
     Mutation("no addresses", _EPILOGUE, "    if (kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);  // fetched with the rows\n", ""),
 ]  # fmt: skip
