@@ -7,13 +7,15 @@ run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-from .compat import absent as _absent, installed as _installed
+from .compat.absent import refuse as _refuse
+from .compat.installed import is_command as _is_command, warn_of_others as _warn_of_others
+from .compat.installed import without_torch as _without_torch
 
-if TYPE_CHECKING or not _installed.is_command():  # a command shows its options at once, and imports modules at need
+if TYPE_CHECKING or not _is_command():  # a command shows its options at once, and imports modules at need
     try:
         from torch.distributed import is_available as _is_available
     except ModuleNotFoundError as error:
-        _installed.without_torch(error)
+        _without_torch(error)
 
     # To checkers a name is public if it is imported "as" itself.
     from . import convert as convert, nn as nn, testing as testing, utils as utils
@@ -126,7 +128,7 @@ if TYPE_CHECKING or not _installed.is_command():  # a command shows its options 
             transform_weights_for_mega_moe_sm90 as transform_weights_for_mega_moe_sm90,
         )
 
-_installed.warn_of_others()
+_warn_of_others()
 
 __version__ = "0.2.0"
 
@@ -137,4 +139,4 @@ if not TYPE_CHECKING:  # it would tell a type checker that every name exists
 
     def __getattr__(name: str) -> object:
         """Import the operators. Of a name that other libraries of this family have, say what to use instead."""
-        return _import_module(".ops", __name__) if name == "ops" else _absent.refuse(__name__, name)
+        return _import_module(".ops", __name__) if name == "ops" else _refuse(__name__, name)

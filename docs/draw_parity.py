@@ -10,7 +10,7 @@ PHASES = 4
 LEFT, TOP, PHASE, BAR, STEP = 200, 56, 150, 34, 34
 WIDTH = LEFT + PHASES * PHASE + 90
 COLOURS = ("#7aa6c2", "#e0a030")
-"""Of phases by their parity."""
+"""Fill phases by their parity."""
 WAITS = (
     ("a new barrier, wait(1)", 0.0, 1),
     ("a new barrier, wait(0)", 0.0, 0),

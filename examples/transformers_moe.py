@@ -138,7 +138,7 @@ def milliseconds(call: Callable[[], object], repeats: int) -> tuple[float, float
 
 
 def times_of(model: Any, prompts: list[Tensor], repeats: int) -> Iterator[tuple[float, float]]:
-    """Times of prefilling the first prompt, and of decoding behind each of the others."""
+    """Give the times to prefill the first prompt, and to decode after each of the others."""
     first, *others = prompts
     yield milliseconds(lambda: prefill(model, first, logits_to_keep=1), repeats)
     for ids in others:

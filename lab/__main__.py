@@ -154,7 +154,12 @@ def inspect(
     odd: Annotated[bool, typer.Option("--odd", help="k is an odd number of blocks of 128")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
     source: Annotated[
-        bool, typer.Option("--source", help="print its source on one page instead: constants folded, unused code gone")
+        bool,
+        typer.Option(
+            "--source",
+            help="print its source on one page instead: constants folded, unused code gone. It compiles to as many of "
+            "the instructions listed here, in some configurations in another order",
+        ),
     ] = False,
 ) -> None:
     """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""

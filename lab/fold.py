@@ -1,8 +1,10 @@
 """A kernel of one configuration on one page: constants decide branches and template arguments, and unused code goes.
 
-The pages in docs/learn compile to the machine code of the kernels themselves (tests/lab/test_fold.py). In some other
-configurations the compiler puts the same instructions in another order. PTX wrappers stay in their headers. Folding
-relies on the form of our sources: a template's brackets touch its name, and operators stand between spaces.
+The pages in docs/learn compile to the machine code of the kernels themselves (tests/lab/test_fold.py). A page of any
+other configuration has as many of each instruction that `OPCODES` of inspect.py lists. Their order may differ, and so
+may the computation of addresses: a number stands in place of a call such as `skipped_scales(tile)`, so the compiler has
+no call to inline, and numbers its values otherwise. PTX wrappers stay in their headers. Folding relies on the form of
+our sources: a template's brackets touch its name, and operators stand between spaces.
 """
 
 from __future__ import annotations

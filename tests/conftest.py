@@ -71,7 +71,8 @@ def _has_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
-collect_ignore_glob = [] if _has_hopper() else ["*test_gpu_*.py"]  # all of them would be skipped
+HAS_HOPPER = _has_hopper()
+collect_ignore_glob = [] if HAS_HOPPER else ["*test_gpu_*.py"]  # all of them would be skipped
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +116,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not _has_hopper():
+    if item.get_closest_marker("gpu") and not HAS_HOPPER:
         pytest.skip("needs an NVIDIA Hopper GPU")
     if item.get_closest_marker("host_compiler") and shutil.which("g++") is None:
         if THOROUGH:
@@ -133,7 +134,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not THOROUGH and cases[0].get_closest_marker("release"):
             left_out |= set(cases)
         elif hasattr(cases[0], "callspec") and _may_be_fewer(cases[0]):
-            kept: list[pytest.Item] = covering(cases, _values)
+            run_here = [item for item in cases if HAS_HOPPER or not item.get_closest_marker("gpu")]
+            kept: list[pytest.Item] = covering(run_here or cases, _values)
             left_out |= set(cases) - set(kept)
     _LEFT_OUT.update(Counter(_family(item.nodeid) for item in left_out))
     if left_out:

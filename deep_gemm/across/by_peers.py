@@ -116,7 +116,7 @@ def _decoded(
 
 
 def _is_activated(rows: int, w1: Rows, w2: Rows) -> bool:
-    return not is_packed(w1) and w1[1] is not None and activates_in_product(rows, w2[0].shape[2])
+    return not is_packed(w1) and w1[1] is not None and activates_in_product(rows, w1[0].shape[1] // 2)
 
 
 def _fetches(node: Node, rows: int, w1: Rows, w2: Rows) -> bool:
@@ -131,28 +131,29 @@ def _multiply_fetched(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: f
 def _multiply(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:
     """Multiply rows of experts that gather_rows brings from the rooms."""
     device, hidden, count = rows.token_of.device, node.room.hidden, rows.token_of.shape[0]
+    intermediate = w1[0].shape[1] // 2
     dtype, of_middle = (torch.bfloat16, None) if w1[1] is None else (torch.float8_e4m3fn, PER_ROW)
     values = empty("rows of experts", (count, hidden), dtype, device)
     scales = None if w1[1] is None else empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
     is_activated = _is_activated(count, w1, w2)
     is_one_kernel = is_activated and rows_twice.takes(node, w2)
-    has_counts = is_activated and not is_one_kernel and not is_packed(w2)
-    counts = rows_to_addresses.counts_of(node, count) if has_counts else None
+    at_once = is_activated and not is_one_kernel and not is_packed(w2)
+    counts = rows_to_addresses.counts_of(node, count) if at_once else None
     gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
     if is_one_kernel:
         a, b1, b2 = cast("tuple[Operand, ...]", ((values, scales), w1, w2))
         rows_twice.run(a, b1, b2, rows.ends, addresses, node.counts, limit=limit)
-    elif is_activated:
-        d = empty("activations", (count, w2[0].shape[2]), values.dtype, device)
-        middle = d, empty_scales((count,), d.shape[1], d, mn_major=True)
+    elif counts is None:
+        middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
+        rows_to_addresses.run(middle, w2, rows.ends, addresses)
+    else:
+        d = empty("activations", (count, intermediate), values.dtype, device)
+        middle = d, empty_scales((count,), intermediate, d, mn_major=True)
         a, b1, b2 = cast("tuple[Operand, ...]", ((values, scales), w1, w2))
         first = activated(a, b1, middle, rows.ends, None, limit, gates_apart=True)
         second = rows_to_addresses.problem(middle, b2, addresses, rows.ends)
         rows_to_addresses.run_both(first, second, counts)
-    else:
-        middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
-        rows_to_addresses.run(middle, w2, rows.ends, addresses)
 
 
 def _tensors(

@@ -41,7 +41,7 @@ from .rows_to_addresses import check_weight
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 FEW_ROWS = 2
-"""Rows that arrive, of all ranks, for which the kernel of few tokens is the faster one (two H200, 2026-11-29)."""
+"""Most rows, of all ranks together, for which the kernel of few tokens is faster (two H200, 2026-11-29)."""
 
 
 class Experts(Holder, Trained):

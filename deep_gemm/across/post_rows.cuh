@@ -15,9 +15,9 @@ struct PostParams {
   const uint8_t* topk_ids;    // [tokens, topk], of kIdBytes
   const float* topk_weights;  // [tokens, topk]
   int32_t* row_of;            // [tokens, topk]: the route as a row of the results that come back; -1: it has no expert
-  uint64_t ids;               // byte of a room: int32 [ranks, max_tokens, topk]; rows [max_tokens] lie at 0
+  uint64_t ids;               // offset in a room of int32 [ranks, max_tokens, topk]; rows [max_tokens] lie at offset 0
   uint32_t x_pitch, sf_pitch; // in bytes
-  uint32_t tokens, max_tokens, hidden, topk;  // hidden: bytes of a row's values, of FP8 as many as columns
+  uint32_t tokens, max_tokens, hidden, topk;  // hidden: bytes of a row's values (FP8: its columns)
   uint32_t experts_here;      // of each rank
   uint32_t row_bytes;
   Meeting meeting;

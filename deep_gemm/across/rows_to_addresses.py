@@ -84,7 +84,7 @@ def problem_in_bf16(a: Tensor, b: Tensor, addresses: Tensor, ends: Tensor) -> Pr
 
 
 def counts_of(node: Node, rows: int) -> Tensor | None:
-    """Make room for the counts of two products that run beside each other; None if they had better not.
+    """Make room for the counts of two products that run beside each other; None if one should follow the other.
 
     They are zeros when the first product starts: its next tile, and for each block of rows the parts that are stored.
     """
@@ -97,8 +97,8 @@ def counts_of(node: Node, rows: int) -> Tensor | None:
 def run_both(first: Problem, second: Problem, counts: Tensor | None) -> None:
     """Compute two products of the same rows: beside each other if there are counts, else one after the other.
 
-    The D and the scales of `first` are the A of `second`, whose D are addresses. Where products have to leave SMs to
-    others, two at once would use them too.
+    The D and the scales of `first` are the A of `second`, whose D are addresses. Under `set_num_sms` one follows the
+    other, as two at once would use the SMs that this leaves to others.
     """
     gpu = gpu_of(first.d.get_device())
     num_sms = num_sms_of(gpu.num_sms)
@@ -123,8 +123,9 @@ def start_both(
     of_first, of_second = configs
     arrivals = ceil_div(first.n, of_first.block_n) * WARPS * COUNTS_OF_TILE
     beside = {**places, "block_rows": of_first.block_m, "arrivals": arrivals}
-    launch.start(launch.prepared(first, of_first), of_first, sms_of_first, **beside)
-    launch.start(launch.prepared(second, of_second), of_second, num_sms, is_dependent=True, **beside)
+    first, second = launch.prepared(first, of_first), launch.prepared(second, of_second)
+    launch.start(first, of_first, sms_of_first, **beside)
+    launch.start(second, of_second, num_sms, is_dependent=True, **beside)  # nothing may run between them
 
 
 def _refuse(*_: object) -> None:
@@ -132,4 +133,4 @@ def _refuse(*_: object) -> None:
 
 
 PRODUCT = product.Product("", problem, ("of_a",), ("ends",), _refuse, reference=_refuse, free=product.FREE)
-IN_BF16 = replace(OF_EXPERTS, ask=problem_in_bf16, options=(), inputs=("ends",), reference=_refuse)
+IN_BF16 = replace(OF_EXPERTS, ask=problem_in_bf16, options=(), inputs=("ends",), as_operator=_refuse, reference=_refuse)

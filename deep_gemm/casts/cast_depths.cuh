@@ -1,5 +1,5 @@
-// Operands of products along groups of rows, whose ends only the GPU knows: the transposed values of each group [k, depth], with
-// a scale for each column and 128 of the group's rows. A group's depth is its number of rows, aligned to kDepthMultiple, and
+// Casts operands of products along groups of rows; only the GPU knows where groups end. Stores each group's transposed values
+// [k, depth], with a scale for each column and 128 of the group's rows. A group's depth is its number of rows, aligned to kDepthMultiple, and
 // groups follow each other without gaps: values from k * (the depths before) on, scales from the blocks of 128 rows before.
 //
 // A CTA takes a 128x128 tile of a group, which cast/tile.cuh casts. It reads all ends to find its group, so the host

@@ -14,7 +14,7 @@ from ..compat.forms import accepts_names
 from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import cuts_gradient, has_type, integers, no_gradient, same_device
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, rows_of_counts
-from ..core.check.tracing import is_dispatched
+from ..core.check.tracing import is_dispatched, without_autocast
 from ..core.check.ue8m0 import EXPONENTS, powers_of
 from . import lay_scales
 from .by_kernels import can_cast, cast_both_of, cast_groups_of, cast_of, cast_tensor_of
@@ -267,8 +267,9 @@ def k_grouped_cast_to_fp8(
     groups = [cast_blocks(part, to) for part in torch.split(x, list(ks), dim=1)]
     if not groups:
         return empty_values((0,), x), empty_scales((x.shape[0],), 0, x, mn_major=mn_major)
-    scales = torch.cat([scales for _, scales in groups], dim=1)
-    values = torch.cat([values.flatten() for values, _ in groups])
+    with without_autocast():
+        scales = torch.cat([scales for _, scales in groups], dim=1)
+        values = torch.cat([values.flatten() for values, _ in groups])
     return values, stored(scales, to)
 
 

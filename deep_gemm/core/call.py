@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from . import settings
-from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
+from .check.tracing import (
+    dispatch_is_on,
+    handles_operators,
+    is_dynamo_compiling,
+    num_modes,
+    refuse_transforms,
+    without_autocast,
+)
 from .jit import driver
 from .record import MOST_TENSORS, Record
 from .replay import FIXED, MOST_RECORDS, Free, Records, are_apart, native, put
@@ -127,9 +134,10 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
     refuse_transforms()
     if handles_operators(*operands[: function.numbers]) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
-    if may_have_record and settings.get_compile_mode() == 0 and all(isinstance(x, Tensor) for x in tensors):
-        return answered(function, operands, said, tensors, plain, stated)
-    return function.answer(*operands, *said)
+    with without_autocast():
+        if may_have_record and settings.get_compile_mode() == 0 and all(isinstance(x, Tensor) for x in tensors):
+            return answered(function, operands, said, tensors, plain, stated)
+        return function.answer(*operands, *said)
 
 
 def _recalled(

@@ -177,7 +177,7 @@ def _scales_for(config: Config, side: Words, sf: Tensor, of: Scales, k: int) -> 
 def values_of(p: Problem, config: Config, **more: Any) -> dict[str, Any]:
     """Give the members of the kernel's parameters for a problem that is `prepared`.
 
-    `more` has members that are not a problem's, by the last part of their names.
+    `more` has members that do not come from the problem, by the last part of their dotted names.
     """
     of = _tall_operands(p, config) if isinstance(config, GemmConfig) else _decode_operands(p, config)
     known: dict[str, Any] = {"weight_is_ready": 0, "block_rows": 0, "arrivals": 0, **_facts(p), **more}

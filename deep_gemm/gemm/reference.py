@@ -132,7 +132,7 @@ def _depths(p: Problem) -> None:
 
 
 def depth_of(x: Tensor, rows: int, first: int, k: int) -> Tensor:
-    """A group's part of an operand, whose values lie group by group if it has one dimension."""
+    """Give a group's part of an operand. An operand of one dimension holds the values of one group after the other."""
     return x[:, first : first + k] if x.dim() > 1 else x[rows * first : rows * (first + k)].view(rows, k)
 
 

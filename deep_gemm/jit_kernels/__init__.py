@@ -10,3 +10,5 @@ from ..gemm.api.grouped import (
     m_grouped_gemm_fp8_fp8_bf16_nt_masked as m_grouped_gemm_fp8_fp8_bf16_nt_masked,
 )
 from . import utils as utils
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers

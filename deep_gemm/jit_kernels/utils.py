@@ -7,3 +7,5 @@ from ..core.settings import (
     get_num_sms as get_num_sms,
     set_num_sms as set_num_sms,
 )
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers

@@ -150,15 +150,21 @@ def run(p: ExpertsProblem, first_expert: int = 0) -> tuple[Tensor, Tensor]:
     y = empty("a product", (tokens * topk, hidden), torch.bfloat16, p.x.device)
     num_sms = num_sms_of(gpu_of(device).num_sms)
     first, second = FewConfig(False, SCALES.get(p.first)), FewConfig(True, SCALES.get(p.second))
-    values = values_of(first, p.x, topk_ids, row_of, p.w1, h, p.gating)
-    KERNEL.run(first, {**values, "first_expert": first_expert}, num_sms, device)
-    values = values_of(second, h, topk_ids, None, p.w2, y, p.gating)
-    KERNEL.run(second, {**values, "first_expert": first_expert}, num_sms, device, is_dependent=True)
+    KERNEL.run(first, values_of(first, p.x, topk_ids, row_of, p.w1, h, p.gating, first_expert), num_sms, device)
+    values = values_of(second, h, topk_ids, None, p.w2, y, p.gating, first_expert)
+    KERNEL.run(second, values, num_sms, device, is_dependent=True)
     return y, row_of
 
 
 def values_of(
-    config: FewConfig, b: Tensor, topk_ids: Tensor, row_of: Tensor | None, w: Rows, d: Tensor, gating: Gating
+    config: FewConfig,
+    b: Tensor,
+    topk_ids: Tensor,
+    row_of: Tensor | None,
+    w: Rows,
+    d: Tensor,
+    gating: Gating,
+    first_expert: int,
 ) -> dict[str, Any]:
     """Give the members of the kernel's parameters."""
     weights, scales = w
@@ -179,7 +185,7 @@ def values_of(
         "ids_pitch": topk_ids.stride(0) if tokens > 1 else 0,
         "id_bytes": topk_ids.element_size(),
         "num_experts": num_experts,
-        "first_expert": 0,
+        "first_expert": first_expert,
         "n": n,
         "k": k,
         "units": rows // 16,

@@ -12,3 +12,5 @@ from .bench import (
 )
 from .numeric import assert_bitwise_equal as assert_bitwise_equal, calc_diff as calc_diff, count_bytes as count_bytes
 from .utils import get_arch_major as get_arch_major, ignore_env as ignore_env, test_filter as test_filter
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers

@@ -9,5 +9,6 @@ from .dist import init_dist as init_dist, uneven_all_gather as uneven_all_gather
 from .layout import *  # noqa: F403  all of both modules is here too
 from .math import *  # noqa: F403
 
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
 __getattr__ = _partial(_refuse, __name__)
 """Says what to use instead of a name that other libraries of this family have."""

@@ -1,4 +1,4 @@
-"""Functions of layouts and alignment, under the module name from which DeepGEMM's callers import them."""
+"""Functions of layouts and alignment, in the module that DeepGEMM's callers import them from."""
 
 from functools import partial as _partial
 
@@ -19,5 +19,6 @@ from ..core.settings import (
     set_mk_alignment_for_contiguous_layout as set_mk_alignment_for_contiguous_layout,
 )
 
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
 __getattr__ = _partial(_refuse, __name__)
 """Says what to use instead of a name that other libraries of this family have."""

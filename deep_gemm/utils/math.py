@@ -19,5 +19,6 @@ from ..casts.scales import pack_ue8m0_to_int as pack_ue8m0_to_int, unpack_ue8m0_
 from ..compat.absent import refuse as _refuse
 from ..core.check.layout import align as align, ceil_div as ceil_div
 
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
 __getattr__ = _partial(_refuse, __name__)
 """Says what to use instead of a name that other libraries of this family have."""

@@ -89,8 +89,6 @@ SHAPES += distributed_training.SHAPES
 WITHOUT_GPU: tuple[Shape, ...] = ((8, 2, 16, 256, 128, 0), (8, 2, 16, 256, 128, 1), (8, 2, 16, 256, 128))
 """Shapes that a CPU computes within seconds."""
 
-Say = Callable[[str, Any], None]
-
 
 def measure(shapes: Sequence[Shape], processes: int, *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Start the processes, and hear from them until they are done."""

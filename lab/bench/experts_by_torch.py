@@ -58,13 +58,13 @@ def summed(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
 
 
 def summed_by_product(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
-    """Do the same as a batch of small BF16 products."""
+    """Add up each token's weighted rows as a batch of small BF16 products."""
     rows = y.index_select(0, row_of).view(*weights.shape, -1)
     return torch.bmm(weights.to(y.dtype)[:, None], rows)[:, 0]
 
 
 def summed_by_adding(y: Tensor, routes: Routes, weights: Tensor) -> Tensor:
-    """Do the same by atomic additions in FP32."""
+    """Add up each token's weighted rows by atomic additions in FP32."""
     of_rows = torch.empty_like(weights).view(-1).scatter_(0, routes.row_of, weights.flatten())
     total = torch.zeros(weights.shape[0], y.shape[1], dtype=torch.float32, device=y.device)
     return total.index_add_(0, routes.token_of, y.float() * of_rows[:, None]).to(y.dtype)

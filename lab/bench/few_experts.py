@@ -59,7 +59,7 @@ class FewExperts(experts.Experts):
 
     kind: ClassVar[str] = "few_experts"
     table_key: ClassVar[tuple[Any, ...]] = ("fp8_w8a8", 128, 128)
-    """What vLLM finds its table by, besides the number of experts and their width."""
+    """The key of vLLM's table, besides the number of experts and their width."""
 
     def contenders(self) -> Iterator[Layer]:
         """All ways."""

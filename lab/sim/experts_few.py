@@ -48,8 +48,7 @@ def run(
 
     def values(at: Any) -> dict[str, Any]:
         w = at["w"], at.get("sfw")
-        values = values_of(config, at["b"], at["topk_ids"], at.get("row_of"), w, at["d"], gating)
-        return {**values, "first_expert": first_expert}
+        return values_of(config, at["b"], at["topk_ids"], at.get("row_of"), w, at["d"], gating, first_expert)
 
     stage.run(KERNEL, kernel, values, stage.num_sms)
     return row_of

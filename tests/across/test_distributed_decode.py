@@ -153,7 +153,7 @@ def test_calls_have_the_bits_of_one_process_by_few_records(
 @on_cpu
 def with_fp4(experts: int, which: str) -> tuple[Operand, Operand]:
     """Weights of experts; `which` names the ones in FP4, w1 with bytes for scales and w2 with words."""
-    shapes = (experts, 256, 256), (experts, 256, 128)
+    shapes = (experts, 512, 256), (experts, 256, 256)
     g = torch.Generator().manual_seed(0)
     w1, w2 = (deep_gemm.per_block_cast_to_fp8(torch.randn(shape, generator=g) / 8) for shape in shapes)
     (v1, s1), (v2, s2) = (random_weight(*shape) for shape in shapes)
@@ -253,7 +253,7 @@ def test_scales_of_fp4_are_taken_as_they_lie_or_copied_by_each_call(
     layer.w1_scales, layer.w2_scales = w1[1], inside_of_an_element(words)
     with pytest.raises(ValueError, match=r"^sf\w+: expected an address that is a multiple of 4 bytes"):
         layer.decode(*one)
-    (values, _), numbers = random_weight(HERE, 256, 128), torch.ones(HERE, 256, 4)
+    (values, _), numbers = random_weight(HERE, 256, 256), torch.ones(HERE, 256, 8)
     layer.w2_values, layer.w2_scales = values, numbers
     seen.cleared()
     with pytest.raises(NotImplementedError, match=r"^sfw2: expected UE8M0 beside FP4 where rows go to other GPUs"):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from fake_gpu import FakeGpu, on_gpu
+from torch.utils.flop_counter import FlopCounterMode
 
 from deep_gemm.across import rows_to_addresses
 from deep_gemm.across.rows_to_addresses import OUTPUT, OUTPUT_BY_64
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.rules import Rows
 from deep_gemm.core.check.recipes import Scales
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import launch
@@ -53,7 +57,13 @@ def test_bf16_has_its_code_and_a_record_too(gpu: FakeGpu) -> None:
     assert (found, gpu.records) == ([[True, False], [False, True], [True, False]], 1)
 
 
-def test_tensors_of_the_cpu_are_refused() -> None:
-    a, w = per_token_cast_to_fp8(torch.zeros(4, 128)), per_block_cast_to_fp8(torch.zeros(1, 128, 128))
-    with pytest.raises(NotImplementedError, match="rows to addresses: expected tensors on a Hopper GPU"):
-        rows_to_addresses.run(a, w, torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int64))
+def test_tensors_of_the_cpu_and_modes_of_torch_are_refused() -> None:
+    x, w, ends = torch.zeros(4, 128), torch.zeros(1, 128, 128), torch.zeros(1, dtype=torch.int32)
+    both: list[tuple[Rows, Rows]] = [
+        (per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)),
+        ((x.bfloat16(), None), (w.bfloat16(), None)),
+    ]
+    for a, b in both:
+        for mode in (nullcontext(), FlopCounterMode(display=False)):
+            with mode, pytest.raises(NotImplementedError, match="rows to addresses: expected tensors on a Hopper GPU"):
+                rows_to_addresses.run(a, b, ends, torch.zeros(4, dtype=torch.int64))

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,7 +122,10 @@ def test_a_load_releases_a_scoreboard_that_its_user_waits_for() -> None:
 @pytest.mark.parametrize(("arch", "found"), [("sm_90a", 90), ("sm_80", 80), ("sm_100", 100)])
 def test_a_cubin_tells_which_gpu_it_is_for(arch: str, found: int) -> None:
     source = 'extern "C" __global__ void k(float* p) { p[threadIdx.x] *= 2; }'
-    assert architecture(compile_cubin(source, {}, name="k", arch=arch).cubin) == found
+    cubin = compile_cubin(source, {}, name="k", arch=arch).cubin
+    assert architecture(cubin) == found
+    with pytest.raises(ValueError, match="cubin: malformed"):
+        architecture(cubin[:7] + b"\0" + cubin[8:])  # an OS ABI that no compiler writes
 
 
 def test_the_accumulators_of_a_product_are_as_many_as_its_columns_need() -> None:
@@ -210,10 +214,11 @@ def test_disassemble_returns_what_nvdisasm_prints(tmp_path: Path, monkeypatch: p
 # ---- malformed files --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("read", [read_kernels, architecture])
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF" + b"\0" * 200, b"#!/bin/sh\n" * 20])
-def test_what_is_no_cubin_is_a_value_error(data: bytes) -> None:
+def test_what_is_no_cubin_is_a_value_error(data: bytes, read: Callable[[bytes], object]) -> None:
     with pytest.raises(ValueError, match="cubin: "):
-        read_kernels(data)
+        read(data)
 
 
 def test_every_truncation_is_a_value_error() -> None:

@@ -256,3 +256,14 @@ def test_operators_write_what_their_schema_says_and_count_its_versions(sample: S
     assert changed == set(written)
     counted = [x._version for x in tree_leaves(args) if isinstance(x, Tensor)]
     assert sum(now > then for now, then in zip(counted, versions, strict=True)) == len(written)
+
+
+@every_sample
+def test_autocast_changes_no_bit(sample: Sample) -> None:
+    operator, args, kwargs = sample
+    given, again = copied((args, kwargs)), copied((args, kwargs))
+    with torch.autocast("cpu", torch.bfloat16):
+        got = operator(*given[0], **given[1])
+    expected = operator(*again[0], **again[1])
+    for x, y in zip(tree_leaves(bits((got, given))), tree_leaves(bits((expected, again))), strict=True):
+        assert torch.equal(x, y) if isinstance(x, Tensor) else x == y

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pydoc
 import re
 from typing import Any
 
@@ -201,6 +202,7 @@ MODULES = {
         "mega_moe_pre_dispatch_sm90",
         "shutdown",
     ],
+    "deep_gemm.distributed": ["Experts", "SM90SymmBuffer", "decode_bytes", "owned_experts"],
     "deep_gemm.utils": UTILS,
     "deep_gemm.utils.dist": ["dist_print", *ACROSS_RANKS],
     "deep_gemm.utils.layout": LAYOUT_NAMES,
@@ -234,13 +236,17 @@ def test_an_older_name_is_the_same_function(older: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_star_import_gives_exactly_the_names_that_a_module_lists(module: str) -> None:
+def test_a_star_import_gives_exactly_the_names_that_a_module_lists_and_help_shows_them(module: str) -> None:
     names: dict[str, Any] = {}
     exec(f"from {module} import *", names)
-    listed = importlib.import_module(module).__dict__.get("__all__")
+    found = importlib.import_module(module)
+    listed, shown = vars(found).get("__all__"), pydoc.plain(pydoc.render_doc(found))
     if listed is not None:
         assert names.keys() - {"__builtins__"} == set(listed)
         assert len(listed) == len(set(listed))
+    hidden = [name for name in MODULES[module] if not re.search(rf"\b{name}\b", shown)]
+    assert hidden == ["empty_suppress"] * module.endswith(".bench"), "another name of contextlib.nullcontext"
+    assert "SUBMODULES" not in shown
     assert names.keys().isdisjoint(("import_module", "partial", "refuse"))
     assert set(MODULES[module]) <= names.keys()
 

@@ -227,6 +227,7 @@ MISTAKES: dict[tuple[str, type[Exception]], list[tuple[dict[str, Any], str]]] = 
         ({"kv_cache": torch.zeros(5, 16, 1, 36, dtype=torch.uint8)}, "pages of 32 or 64"),
         ({"q": P.q[:, :1].expand(2, 5, 16, 32)}, "1 to 4 tokens"),
         ({"q": P.q[..., :12, :]}, "multiple of 8"),
+        ({"q": torch.zeros(2, 4, 72, 32).to(P.q.dtype)}, "q: expected next_n x heads up to 256, got 4 x 72"),
         ({"q": P.q.view(torch.int8)}, "FP4"),
     ],
 }

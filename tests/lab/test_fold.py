@@ -1,4 +1,4 @@
-"""A kernel on one page: it compiles to the kernel's machine code, and is short."""
+"""A kernel on one page: it compiles to the kernel's machine code, or to as many of its main instructions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from machine_code import digest
 from test_docs import script
 from thorough import one_in
 
-from deep_gemm.core.jit.compiler import compile_cubin
+from deep_gemm.casts.cast_rows import KERNEL as CAST_ROWS
+from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
+from deep_gemm.core.jit.cubin import report
 from deep_gemm.core.kernel import Kernel
+from deep_gemm.gemm.kernel import FP8_GEMM
 from lab.fold import page
+from lab.inspect import OPCODES
 from lab.kernels import all_kernels
 
 SHOWN = script("write_kernels").SHOWN
@@ -20,8 +24,18 @@ PAGES = [(name, SHOWN[name].kernel, SHOWN[name].config, most) for name, most in 
 OTHERS = [
     (name, kernel, kernel.configs()[0], 1000)
     for name, kernel in all_kernels().items()
-    if name != "cast_rows"  # its page has the same instructions in another order
+    if kernel is not CAST_ROWS  # its page has the same instructions in another order
 ]
+ANY = [(CAST_ROWS, CAST_ROWS.configs()[0]), *((FP8_GEMM, config) for config in FP8_GEMM.configs()[80::170])]
+
+
+def compiled(kernel: Kernel[Any], config: Any) -> tuple[str, CompiledKernel, CompiledKernel]:
+    """Give a page, its machine code and the kernel's."""
+    headers = kernel.headers(config)
+    text = page(kernel.source, headers)
+    library = {each: headers[each] for each in headers if each.startswith(("ptx/", "types", "wgmma_shapes"))}
+    found, right = (compile_cubin(*each, name=kernel.name) for each in ((text, library), (kernel.source, headers)))
+    return text, found, right
 
 
 @pytest.mark.parametrize(
@@ -32,12 +46,16 @@ OTHERS = [
 def test_a_page_compiles_to_the_machine_code_of_the_kernel(
     name: str, kernel: Kernel[Any], config: Any, most: int
 ) -> None:
-    headers = kernel.headers(config)
-    text = page(kernel.source, headers)
+    text, found, right = compiled(kernel, config)
     assert text.count("\n") <= most
-    library = {each: headers[each] for each in headers if each.startswith(("ptx/", "types", "wgmma_shapes"))}
-    found, right = compile_cubin(text, library, name=name), compile_cubin(kernel.source, headers, name=name)
     assert digest(found.cubin) == digest(right.cubin)
+
+
+@pytest.mark.parametrize(("kernel", "config"), one_in(7, ANY), ids=lambda each: each.name)
+def test_a_page_of_any_configuration_has_as_many_main_instructions(kernel: Kernel[Any], config: Any) -> None:
+    _, found, right = compiled(kernel, config)
+    a, b = (report(each.cubin, each.log).counts for each in (found, right))
+    assert {opcode: a[opcode] for opcode in OPCODES} == {opcode: b[opcode] for opcode in OPCODES}
 
 
 def test_constants_choose_branches_arguments_and_functions() -> None:

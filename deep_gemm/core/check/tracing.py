@@ -6,6 +6,7 @@ of `torch.ops.deep_gemm` (see ops/), whose fake kernel makes the same checks of 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._C import _are_functorch_transforms_active as transforms_are_active
@@ -21,6 +22,8 @@ from torch.compiler import is_dynamo_compiling
 __all__ = ["dispatch_is_on", "handles_operators", "has_memory", "is_dispatched", "is_dynamo_compiling", "num_modes"]
 
 FUNCTIONALIZE = TransformType.Functionalize
+without_autocast = torch._C._DisableAutocast
+"""Lets torch compute in the types that it is given, for references and for parts of answers on a GPU."""
 
 
 def is_dispatched(x: object) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...compat.forms import Request, accepts_every_form, like
 from ...core.check.checks import Operand, fp8, nothing, pair
 from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
-from ...core.check.tracing import is_dispatched
+from ...core.check.tracing import is_dispatched, without_autocast
 from ..ask.dense import check_ordinary_matrices, dense_problem
 from ..launch import run as launch
 from ..problem import Problem
@@ -176,7 +176,7 @@ def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -
         operator(a, b, d, None if c is d else c, c is d)
         return
     check_ordinary_matrices(a, b, d, c, major)
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast():
         if major[0] == "t":
             a = a.t()
         if major[1] == "t":

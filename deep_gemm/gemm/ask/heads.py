@@ -116,7 +116,7 @@ def skip_problem(a: Operand, b: Operand, d: Tensor | None, head_splits: Sequence
     if d.shape != (m, columns):
         expected = f"(m, n / (left + right) * (left + mid + right)) = ({m}, {columns})"
         raise ValueError(f"d: expected shape {expected}, got {tuple(d.shape)}")
-    # As `outputs` asks it, with the columns that D has.
+    # The rules of any D, for the number of columns that this D has.
     checks.outputs(inputs, d, None, ("m", "n"), {"m": m, "n": columns}, torch.bfloat16)
     checks.depth(k)
     av, bv = checks.k_major("a", av), checks.k_major("b", bv)

@@ -41,10 +41,10 @@ SHARED_KB_PER_US = 181.0
 LOAD_KB_PER_US = 170.0
 """A and B that one SM loads."""
 SHARED_LOAD_KB_PER_US = {"H100": 100.0}
-"""The same, of a GPU, where more than `FEW_HIGH` tiles lie above each other, k is `DEEP` or more, and the operands are
-larger than the L2: CTAs that share columns of B drift apart, and what one has loaded is gone when another asks for it.
-An H200 shows none of it. Fitted to 15 products by 162 tiles: 1024 x 7168 x 16384 takes 405 us with 128x112, 316 with
-128x160."""
+"""The same by GPU, for products of more than `FEW_HIGH` tiles along m whose k is at least `DEEP` and whose operands are
+larger than the L2. CTAs that share columns of B drift apart there, so the L2 has lost B when the next CTA loads it.
+An H200 loads at its usual rate. Fitted to 15 products by 162 tiles: 1024 x 7168 x 16384 takes 405 us with 128x112, 316
+with 128x160."""
 DEEP, FEW_HIGH, L2_BYTES = 4096, 4, 60 << 20
 BLOCK_US = 0.038
 """Further time of a block of k, however small the tile."""

@@ -23,7 +23,7 @@ CHUNK_ELEMENTS = 16 * 8
 CONVERT_ROWS = 32
 """Rows of B that a warp converts."""
 PASS_SLOTS = 4
-"""Slots in which scaling warps tell the passes of a tile to all other roles; see gemm/convert/e2m1.cuh."""
+"""Slots of the queue that tells all other roles a tile's passes, from scaling warps; see gemm/convert/e2m1.cuh."""
 EMPTY_BYTES = 1
 """Size of a struct without members, in C++."""
 RASTER_GROUP = 8

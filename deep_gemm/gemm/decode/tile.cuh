@@ -137,7 +137,7 @@ DEVICE void store_chunk(const Params& p, float* room, const ptx::Float4& v, uint
     ptx::st_global_v2_b32(to, ptx::pack_bf16(d.x, d.y), ptx::pack_bf16(d.z, d.w));
 }
 
-// Writes this CTA's share of the tile. Alone, it has all of it in its own registers.
+// Writes this CTA's share of the tile. A CTA without a cluster writes all of it, from its own registers.
 template <typename Params>
 DEVICE void store_share(const Params& p, float* exchange, const Work& work, const float (&total)[kAccumulators]) {
   constexpr uint32_t kShare = chunks_per_cta(kAccumulators);

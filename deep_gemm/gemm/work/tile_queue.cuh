@@ -69,10 +69,10 @@ struct TileQueue {
 // second take their SMs. The first never waits for the second, so each wait ends.
 
 struct Beside {
-  uint32_t* stored;     // of each block: halves of tiles that warps have stored. Null: the product runs alone
+  uint32_t* stored;     // a count for each block: half tiles that warps have stored. Null: the product runs alone
   uint32_t* next_tile;  // of the second
-  uint32_t block_rows;  // of a tile of the first
-  uint32_t arrivals;    // that complete 64 rows of a block
+  uint32_t block_rows;  // rows of a block, which is as high as a tile of the first
+  uint32_t arrivals;    // added to the count for each 64 stored rows of a block
 };
 
 // Functions of `p` are templates, as most products have no such member.

@@ -30,13 +30,13 @@ class SkipHeadMid(fp8.OfFp8):
         self.outputs = {"d": draw.output((self.m, n + self.heads * self.mid), torch.bfloat16)}
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         splits = (self.left, self.mid, self.right_part)
         fp8_gemm_nt_skip_head_mid(*self.given(x), x["d"], splits)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """The whole product, moved to its columns."""
+        """Give the whole product, its columns moved to their places in D."""
         columns = self.left + self.right_part
         product, allowed = fp8.product(*self.numbers(), None, torch.bfloat16, self.exact)
         column = torch.arange(product.shape[1], device=product.device)

@@ -29,7 +29,7 @@ err several times as much.
 
 
 class Step(Trial):
-    """Forward and backward of a layer. Results are `y`, and the gradients: "dx" is that of the leaf "x"."""
+    """Forward and backward of a layer. Results are `y` and gradients: "dx" is the gradient of "x"."""
 
     layer: torch.nn.Module
     weights: ClassVar[tuple[str, ...]]
