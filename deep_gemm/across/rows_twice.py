@@ -36,14 +36,14 @@ from . import rows_to_addresses
 
 OUTPUT, OUTPUT_OF_FETCHED = Output(work=TWICE, epilogue=SILU_THEN_ROWS), Output(work=FETCHED, epilogue=SILU_OF_FETCHED)
 BLOCK_M, BLOCK_N = 128, 256
-COUNTS, COUNTS_OF_BLOCK = 4, 3
+COUNTS, COUNTS_OF_BLOCK = 6, 3
 """Words of `Counts` in gemm/work/rows_twice.cuh, and of a block."""
 SLOTS = 64
 """Blocks of the ring."""
 LAG = 132
-"""Tiles of the first product before a CTA prefers the second: one for each SM."""
+"""Tiles of the first product that all CTAs may claim: one for each SM."""
 SHARE = 0.70
-"""The part of CTAs that prefer the first product: on four H200 calls took least by it."""
+"""The part of CTAs that take the first product as long as it has tiles: on four H200 calls took least by it."""
 IS_ON, FETCHES = True, True
 """Both products are one kernel, which fetches their rows; False takes two kernels, or gather_rows, to compare."""
 
@@ -71,7 +71,7 @@ def counts_for(rows: int, groups: int) -> int:
 def slots_for(rows: int, groups: int, most: int | None = SLOTS, band: int = TWICE.band) -> int:
     """Count the blocks that the ring has room for: a power of two, up to `most`, or for all blocks that there may be.
 
-    With fewer than two bands of the raster CTAs could wait for each other, unless no slot is used again.
+    With fewer than two bands of the raster, or a single CTA, CTAs could wait for each other, unless no slot is used again.
     """
     blocks = max(blocks_for(rows, groups), 1)
     wanted = blocks if most is None else min(blocks, max(most, 2 * band))
@@ -161,7 +161,12 @@ def start(
     if slots < least or slots & (slots - 1):
         raise ValueError(f"middle: expected rows of a power of two of blocks, at least {least}, got {slots} blocks")
     ctas = min(num_sms, first.groups * first.m * ceil_div(max(first.n, second.n), config.block_n))
-    values = values_of(first, second, config, counts, lag, round(share * ctas), rooms)
+    if slots < blocks_for(second.d.shape[0], first.groups):
+        if ctas < 2:
+            raise ValueError(f"middle: expected a slot for each block of rows, as a single CTA runs, got {slots} slots")
+        lag = min(lag, (slots - config.raster_group + 1) * ceil_div(first.n, config.block_n))
+    first_ctas = max(1, min(round(share * ctas), ctas - 1))
+    values = values_of(first, second, config, counts, lag, first_ctas, rooms)
     FP8_GEMM.run(config, values, ctas, first.d.get_device())
 
 
@@ -189,10 +194,11 @@ def run(
     `counts`: int32 `[counts_for(...)]`, zeros before and after. `slots`: blocks of the ring, by `slots_for`.
     """
     rows, intermediate = a[0].shape[0], w2[0].shape[2]
-    middle = ring(slots_for(rows, w1[0].shape[0]) if slots is None else slots, intermediate, a[0])
+    num_sms = num_sms_of(gpu_of(addresses.get_device()).num_sms)
+    most = SLOTS if num_sms > 1 else None
+    middle = ring(slots_for(rows, w1[0].shape[0], most) if slots is None else slots, intermediate, a[0])
     first, second = problems(a, w1, middle, w2, ends, addresses, limit)
     config = config or config_for(first.k, second.k)
-    num_sms = num_sms_of(gpu_of(addresses.get_device()).num_sms)
     start(launch.prepared(first, config), launch.prepared(second, config), config, counts, lag, num_sms, share)
 
 
@@ -209,12 +215,12 @@ def run_fetched(
 ) -> None:
     """Do the same with rows that the kernel fetches from a node's rooms. Rings have up to `most` blocks."""
     count, device = rows.token_of.shape[0], rows.token_of.device
-    slots = slots_for(count, node.experts, most)
+    num_sms = num_sms_of(gpu_of(device.index).num_sms)
+    slots = slots_for(count, node.experts, most if num_sms > 1 else None)
     like = empty("nothing", (0,), torch.float8_e4m3fn, device)
     a, middle = ring(slots, node.room.hidden, like), ring(slots, w2[0].shape[2], like)
     addresses = empty("addresses of results", (count,), torch.int64, device)
     first, second = problems(a, w1, middle, w2, rows.ends, addresses, limit)
     config = config_for(first.k, second.k, output=OUTPUT_OF_FETCHED)
-    num_sms = num_sms_of(gpu_of(device.index).num_sms)
     first, second = launch.prepared(first, config), launch.prepared(second, config)
     start(first, second, config, node.counts, lag, num_sms, share, rooms_of(node, rows, first, addresses))

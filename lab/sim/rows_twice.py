@@ -55,6 +55,7 @@ class RowsTwiceTrial(Trial):
     def drawn(cls, config: GemmConfig, seed: int) -> RowsTwiceTrial:
         """Draw groups, depths and a lag."""
         draw = draws(config, seed)
+        slots = draw.choice((None, 1))
         return cls(
             config,
             tuple(sizes(draw, draw.randint(1, 4), config.block_m + 70)),
@@ -63,10 +64,10 @@ class RowsTwiceTrial(Trial):
             intermediate=128 * config.run_k_blocks * draw.randint(1, 2),
             lag=draw.randint(0, 8),
             share=draw.choice((0.0, 0.5, 1.0)),
-            slots=draw.choice((None, 1)),
-            late_ctas=draw.randint(0, 2),
+            slots=slots,
+            late_ctas=draw.randint(0, 2) if slots is None else 0,
             limit=draw.choice((None, 0.5)),
-            num_sms=draw.randint(1, 4),
+            num_sms=draw.randint(1 if slots is None else 2, 4),
         )
 
     def problems(self) -> tuple[Problem, Problem]:

@@ -14,11 +14,11 @@ TRIALS = [
     RowsTwiceTrial(HIGH, (390,), 4, "slow_warps", intermediate=512, num_sms=4, lag=3),
     RowsTwiceTrial(HIGH, (390,), 5, "slow_lanes", num_sms=1, share=1.0),
     RowsTwiceTrial(LOW, (300, 70, 0, 129, 1), 6, hidden=512, num_sms=3, lag=4, slots=1),
-    RowsTwiceTrial(LOW, (1, 300, 0, 70), 7, "slow_warps", num_sms=4, share=1.0, slots=1, late_ctas=2),
-    RowsTwiceTrial(LOW, (500, 3), 8, "slow_cta", num_sms=1, share=0.0, slots=1, late_ctas=1),
+    RowsTwiceTrial(LOW, (1, 300, 0, 70), 7, "slow_warps", num_sms=4, share=1.0, slots=1),
+    RowsTwiceTrial(LOW, (500, 3), 8, "slow_cta", num_sms=2, share=0.0, slots=1),
     RowsTwiceTrial(LOW, (400,), 2, "slow_cta", hidden=1024, num_sms=6, slots=1),
     RowsTwiceTrial(LOW, (400,), 3, "slow_cta", hidden=1024, num_sms=6, share=0.75, slots=1),
-    RowsTwiceTrial(HIGH, (1300, 5), 9, num_sms=1, slots=1),
+    RowsTwiceTrial(HIGH, (1300, 5), 9, num_sms=2, slots=1),
 ]
 _WORK, _EPILOGUE, _STORE, _SILU = (
     "work/rows_twice.cuh",

@@ -57,6 +57,7 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
   of_second::RowsToStore<64> rows;
   Share share;
   uint32_t parity = 0;
+  tiles.fetch_first_band();
   for (Tile tile; tiles.next(tile);) {
     share.set(tile, warpgroup);
     if (!share.is_any) continue;

@@ -1,10 +1,12 @@
 // Rows of the first product of work/rows_twice.cuh, fetched from the rooms of the ranks. They lie in a ring as the middle does.
 //
-//   finding warp, while its queue is full:   whole[b - slots] --acquire--> the slot is free
-//                                            claims kRowsOfUnit rows, room --> slot, fence, release --> fetched[b]
-//   loading thread                           fetched[b] --acquire, fence--> loads the slot by TMA
+//   finding warp       claims kRowsOfUnit rows; while it deals tiles: whole[b - slots] --acquire--> the slot is free
+//                      room --> slot, fence, release --> fetched[b]
+//   storing warps      the same ahead of their first tile, for the rows of the first band
+//   loading thread     fetched[b] --acquire, fence--> loads the slot by TMA
 //
-// A unit is claimed only if its slot is free, and fetched at once: a fetch never waits, so no tile waits for a warp that waits.
+// Units are claimed in order of blocks. A warp that holds one looks whether its slot is free, and never waits for it: so tiles
+// are dealt, and the blocks ahead of a unit are multiplied.
 #pragma once
 #include "meeting.cuh"
 #include "ptx/memory.cuh"
@@ -22,10 +24,11 @@ struct Rooms {
 };
 
 constexpr uint32_t kRowsOfUnit = 4, kUnitsOfBlock = kBlockM / kRowsOfUnit, kLanesOfRow = 32 / kRowsOfUnit;
+constexpr uint32_t kUnitsOfBand = kRasterGroup * kUnitsOfBlock;
 
-// The rows of a unit: `rows` of them from `row` on, which go to `row_of_ring` on.
+// The rows of a unit: `rows` of them from `row` on, of a block, which go to `row_of_ring` on.
 struct Unit {
-  uint32_t row, rows, row_of_ring;
+  uint32_t row, rows, row_of_ring, block;
 };
 
 // Fetches rows. By a whole warp.

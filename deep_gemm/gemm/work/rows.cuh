@@ -176,7 +176,6 @@ DEVICE uint32_t end_of_a(const Tile& tile) { return tile.end_m; }
 DEVICE uint32_t first_row_of_d(const Tile& tile) { return tile.row_m; }
 DEVICE const Product& product_of(const Params& p, const Tile&) { return p; }
 DEVICE uint32_t row_of_b(const Product& p, const Tile&, uint32_t column) { return row_of_b(p, column); }
-DEVICE void wait_for_operands(const Params&, const Tile&) {}
 
 DEVICE const float* sfb_of(const Params& p, const Tile& tile) { return p.sfb + tile.group * p.groups.sfb_stride; }
 DEVICE const uint8_t* c_of(const Params& p, const Tile& tile) { return p.c + static_cast<uint64_t>(tile.group) * p.n * kCBytes; }

@@ -67,9 +67,7 @@ struct TileLoad {
   const Tile& tile;
   uint32_t slot_bytes;
 
-  DEVICE TileLoad(const Params& p_, const Tile& tile_) : p(product_of(p_, tile_)), tile(tile_), slot_bytes(bytes_of_slot(tile_)) {
-    wait_for_operands(p_, tile);
-  }
+  DEVICE TileLoad(const Params& p_, const Tile& tile_) : p(product_of(p_, tile_)), tile(tile_), slot_bytes(bytes_of_slot(tile_)) {}
 
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
 #pragma unroll

@@ -1,19 +1,19 @@
 // Both products of experts' rows by one kernel. The first activates: its D is the middle, A of the second product, whose rows go to
 // addresses. The middle lies in a ring: block b of 128 rows has slot b % slots, so a few blocks of memory are enough.
 //
-//   finding warp       claims a tile of either product, whichever may be taken --queue--> all other roles
+//   finding warp       claims tiles of its CTA's product --queue--> all other roles
 //   loading thread     first product:  read[b - slots] --acquire--> the slot is free
 //                      second product: whole[b] --acquire, fence--> loads the slot by TMA
 //   math warps         the first's rows --store--> slot;  the second's --> shared memory
 //   storing warps      first product: fence, release --> whole[b];  second: release --> read[b], rows --> addresses
 //
-// Some CTAs prefer the first product, the others the second. Each takes a tile of the other product if it may not take its own:
-//
-//   a tile of the first product of block b    may be taken if all tiles of the second of blocks up to b - slots are claimed
-//   a tile of the second product of block b   may be taken if all tiles of the first of block b are claimed
-//
-// So a tile waits only for tiles that were claimed before it, by CTAs that run. The one claimed first of those that are not over
-// never waits, however few CTAs run at a time. One of the two next tiles may always be taken if `slots` has two bands of the raster.
+// Each CTA has a role. One claims tiles of the first product until there are none, then tiles of the second; the other claims
+// tiles of the second alone. The first `lag` tiles, whose slots are new, are for all. Only the loading thread waits, for its
+// CTA's tiles one by one. Take the unfinished tile of the first product with the smallest number, of block b. It waits for
+// tiles of the second of block b - slots. Blocks of that one's band lie before b's band if `slots` has two bands of the raster,
+// so their first product is over. No tile ahead of one of the second waits for a slot: CTAs of the second role have
+// tiles of the second there, and the others claim these when their last tile of the first has its slot. So CTAs of both roles
+// have to run.
 //
 // With kFetchesRows rows of A lie in such a ring too, and finding warps fetch them: work/fetch_rows.cuh.
 #pragma once
@@ -30,9 +30,19 @@
 #include "work/tile_queue.cuh"
 #include SCALES
 
+// Counters from which CTAs claim numbers.
+enum class Next : uint32_t {
+  kOfAll,     // tiles of the first product up to `lag`, for all CTAs
+  kFirst,     // the tiles of the first product behind them
+  kSecond,    // tiles of the second
+  kRowsOfAll,  // units of the first band's rows, for all warps that may fetch
+  kRows,      // the units behind them
+  kCounters,
+};
+
 struct Counts {
-  uint32_t claimed[3];  // tiles of each product, and units of rows that are fetched
-  uint32_t over;        // storing warps that have no tiles any more
+  uint32_t next[static_cast<uint32_t>(Next::kCounters)];
+  uint32_t over;  // finding and storing warps that have no tiles any more
   uint32_t of_blocks[1];
 };
 
@@ -55,8 +65,8 @@ struct Params : Product {
   Counts* counts;              // zeros before and after
   uint32_t blocks;             // that there may be
   uint32_t slots;              // blocks that a ring has room for: a power of two
-  uint32_t lag;                // tiles of the first product before any CTA prefers the second
-  uint32_t first_ctas;         // CTAs that prefer the first product
+  uint32_t lag;                // tiles of the first product that all CTAs may claim: of blocks up to `slots`
+  uint32_t first_ctas;         // CTAs that take the first product as long as it has tiles
 };
 
 DEVICE uint32_t* count_of(const Params& p, Of of, uint32_t block) {
@@ -98,19 +108,60 @@ constexpr bool kHasWholeD = false;
 
 // Marks the end of the tiles: any other tile ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
-// A tile without rows. Math warps store a tile when they have the next one, so a finding warp that may claim none deals this one
-// before it waits: others wait for the tile that is stored then.
-constexpr Tile kPause = {1, 0, 1, 0};
 // A tile's second word in the queue holds its column of tiles, then its block; the last one holds the group, then
 // `stored_before`. Its highest bit says which product.
 constexpr uint32_t kColumnBits = 12, kGroupBits = 24;
 static_assert(kBlockM <= 128, "a count of rows in 7 bits");
 
+// ---- The middle: written by a warpgroup, read by TMA of any CTA
+
+// A warpgroup's part of a tile, or all of it if the other warpgroup has no rows.
+DEVICE uint32_t parts_of(const Tile& tile) { return tile.row_m + 64 < tile.end_m ? kPartsOfTile / 2 : kPartsOfTile; }
+
+// By a thread of a storing warp: the math warps have stored the middle.
+DEVICE void count_written(const Params& p, const Tile& tile) {
+  ptx::fence_proxy_async_global();
+  ptx::red_release_gpu_add_b32(count_of(p, Of::kWhole, tile.block), parts_of(tile));
+}
+
+// The same: they have multiplied the slot, so TMA has read it.
+DEVICE void count_read(const Params& p, const Tile& tile) {
+  ptx::red_release_gpu_add_b32(count_of(p, Of::kRead, tile.block), parts_of(tile));
+}
+
+DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t needed) {
+  while (ptx::ld_acquire_gpu_b32(count_of(p, of, block)) < needed) {
+  }
+}
+
+// By the loading thread, which is ahead of the math warps: they store to a slot behind what it has waited for.
+DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
+  if (tile.end_m == kNoMoreTiles.end_m) return;
+  const uint32_t rows = tile.end_m - tile.row_m < kBlockM ? tile.end_m - tile.row_m : kBlockM;
+  if (tile.is_second) wait_for_count(p, Of::kWhole, tile.block, ceil_div(p.n, kBlockN) * kPartsOfTile);
+  if (kFetchesRows && !tile.is_second) wait_for_count(p, Of::kFetched, tile.block, ceil_div(rows, kRowsOfUnit));
+  if (!tile.is_second && tile.block >= p.slots)
+    wait_for_count(p, Of::kRead, tile.block - p.slots, ceil_div(p.second.n, kBlockN) * kPartsOfTile);
+  if (tile.is_in_ring()) ptx::fence_proxy_async_global();
+}
+
+// By each finding and storing warp at its end. The last of all leaves zeros: all is claimed, and all counts have been waited for.
+DEVICE void leave_zeros(const Params& p) {
+  const uint32_t lane = ptx::lane_index(), over = lane == 0 ? ptx::atom_add_acq_rel_b32(&p.counts->over, 1) + 1 : 0;
+  if (ptx::shfl_sync(over, 0) < ptx::grid_size() * (1 + kStoringWarps)) return;
+  const uint32_t words = sizeof(Counts) / 4 - 1 + static_cast<uint32_t>(Of::kCounts) * p.blocks;
+  ptx::syncwarp();
+  for (uint32_t word = lane; word < words; word += 32) ptx::st_global_b32(&p.counts->next[0] + word, 0);
+}
+
+// ---- The tiles of a CTA
+
 struct Tiles {
   const Params& p;
   WorkStorage& storage;
-  uint32_t number = 0;    // of the tiles that this thread has dealt or taken
-  bool is_paused = true;  // this warp has dealt no tile, or last kPause
+  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
+  uint32_t ahead = 0;   // 0: the finding warp deals once there is a free place; kTileSlots - 1: once all are free
+  Next from = Next::kOfAll, rows_from = Next::kRowsOfAll;
 
   DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
 
@@ -120,11 +171,18 @@ struct Tiles {
     for (Tile tile; take<false>(tile);) load(tile);
   }
 
-  // By the producer's other warps: one claims tasks, and hands them out.
+  // By the producer's other warps: one claims tiles, and hands them out. It never waits while there are rows to fetch, since
+  // math warps store a tile when they have taken the next one.
   DEVICE void find_for_others(uint32_t warp) {
     if (warp != 1) return;
-    for (Tile tile; find_next(tile);) deal(tile);
-    deal(kNoMoreTiles);
+    bool has_tiles = true;
+    if constexpr (kFetchesRows) {
+      Unit unit{};
+      for (bool has_rows = true; has_rows; has_rows = claim_or_fetch(unit))
+        if (has_tiles && storage.queue.is_free(number + ahead)) has_tiles = deal_next();
+    }
+    while (has_tiles) storage.queue.wait_until_free(number + ahead), has_tiles = deal_next();
+    leave_zeros(p);
   }
 
   // By a math warp or a storing one.
@@ -153,157 +211,123 @@ struct Tiles {
     tile.stored_before = words.w >> kGroupBits & 127;
     tile.row_m = tile.is_in_ring() ? row_of_slot : words.x, tile.row_d = tile.is_second ? words.x : row_of_slot - tile.stored_before;
     tile.end_m = tile.row_m + (words.z - words.x);
+    if constexpr (!kIsWarp) wait_for_operands(p, tile);
     storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
     ++number;
     return words.z != kNoMoreTiles.end_m;
   }
 
-  // One answer for the warp.
-  DEVICE static uint32_t read(const uint32_t* count) {
-    return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::ld_relaxed_gpu_b32(count) : 0, 0);
+  // Claims a counter's next number.
+  DEVICE uint32_t claim(Next counter) const {
+    uint32_t* const next = &p.counts->next[static_cast<uint32_t>(counter)];
+    return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(next, 1) : 0, 0);
   }
 
-  // Claims the next tile of either product. A tile is claimed late, so that CTAs end together.
-  DEVICE bool find_next(Tile& tile) {
-    while (kFetchesRows && !storage.queue.is_free(number) && fetch_next(false)) {
+  // Deals a tile, which is claimed late, so that CTAs end together; false behind the last one. Behind the first product's tiles it
+  // deals none until all roles have taken these.
+  DEVICE bool deal_next() {
+    Tile tile;
+    tile.is_second = from == Next::kSecond;
+    bool is_found = false;
+    if (from == Next::kOfAll) {
+      const uint32_t wanted = claim(from);
+      is_found = wanted < p.lag && find(tile, wanted);
+      if (!is_found && !is_of_second_role()) from = Next::kFirst;
     }
-    storage.queue.wait_until_free(number);
-    while (true) {
-      uint32_t* const claimed = p.counts->claimed;
-      const uint32_t of_first = read(&claimed[0]), of_second = read(&claimed[1]);
-      uint32_t over = 0;
-      bool is_lost = false;  // to another CTA
-      tile.is_second = ptx::block_index() >= p.first_ctas && of_first >= p.lag;
-#pragma unroll 1
-      for (uint32_t turn = 0; turn < 2; ++turn, tile.is_second = !tile.is_second) {
-        const uint32_t wanted = tile.is_second ? of_second : of_first;
-        uint32_t end_of_band;
-        if (!find(tile, wanted, end_of_band)) ++over;
-        else if (may_take(tile, of_first, of_second, end_of_band)) {
-          const bool is_mine = ptx::lane_index() != 0 || ptx::atom_cas_b32(&claimed[tile.is_second], wanted, wanted + 1) == wanted;
-          is_lost = !ptx::all_sync(is_mine);
-          is_paused = is_paused && is_lost;
-          if (!is_lost) return true;
-          break;
-        }
-      }
-      if (over == 2) return false;
-      if (!kFetchesRows || is_lost) continue;
-      if (!is_paused) {
-        is_paused = true, tile = kPause;
-        return true;
-      }
-      fetch_next(true);  // all tiles of the slot that it may wait for are claimed, or one could be claimed now
+    if (!is_found && from != Next::kOfAll) is_found = find(tile, (tile.is_second ? 0 : p.lag) + claim(from));
+    ahead = 0;
+    if (!is_found && !tile.is_second) {
+      from = Next::kSecond, ahead = kTileSlots - 1;
+      return true;
     }
+    if (!is_found) tile = kNoMoreTiles;
+    deal(tile);
+    return is_found;
   }
 
-  // Whether all tiles that this one waits for are claimed, if these many tiles of either product are.
-  DEVICE bool may_take(const Tile& tile, uint32_t of_first, uint32_t of_second, uint32_t end_of_band) const {
-    if (tile.is_second) return of_first >= end_of_band * ceil_div(p.n, kBlockN);
-    if (kFetchesRows && read(&p.counts->claimed[2]) < (tile.block + 1) * kUnitsOfBlock) return false;
-    const uint32_t behind_band = tile.block + kRasterGroup;  // of the block that has the slot before this one
-    return tile.block < p.slots || of_second >= (behind_band - p.slots) * ceil_div(p.second.n, kBlockN);
+  // CTAs of both roles take turns, so that both run if few do. The first one never is of the second role.
+  DEVICE bool is_of_second_role() const {
+    const uint32_t ctas = ptx::grid_size(), of_second = ctas - p.first_ctas;
+    return ptx::block_index() * of_second % ctas >= p.first_ctas;
   }
 
-  // From the first group on each time: there is time, and no register to remember where either product is. `end_of_band`: the
-  // block behind the last one whose tiles the raster takes in turn with this one's.
-  DEVICE bool find(Tile& tile, uint32_t wanted, uint32_t& end_of_band) const {
+  // From the first group on each time: there is time, and no register to remember where either product is.
+  DEVICE bool find(Tile& tile, uint32_t wanted) const {
     const uint32_t tiles_n = ceil_div(product_of(p, tile).n, kBlockN);
     Stretches stretches(storage.queue.window);
     FoundTile found{};
     if (!stretches.find(p.groups, tiles_n, wanted, found)) return false;
-    const uint32_t rows = found.stretch.end - found.stretch.first, tiles_m = found.stretch.tiles_m();
-    const TileIndex index = place_in_raster(found.number, tiles_m, tiles_n);
-    const uint32_t first_block = (wanted - found.number) / tiles_n, behind = (index.m / kRasterGroup + 1) * kRasterGroup;
-    end_of_band = first_block + (behind < tiles_m ? behind : tiles_m);
+    const uint32_t rows = found.stretch.end - found.stretch.first;
+    const TileIndex index = place_in_raster(found.number, found.stretch.tiles_m(), tiles_n);
     tile.row_m = index.m * kBlockM;
     tile.row_n = index.n * kBlockN;
-    tile.block = first_block + index.m;
+    tile.block = (wanted - found.number) / tiles_n + index.m;
     if (!tile.is_in_ring()) move_up(tile.row_m, rows, kBlockM);
     tile.stored_before = index.m * kBlockM - tile.row_m;
     tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
     return true;
   }
 
-  // Fetches the next rows; false if there are none, or if their slot is not free and this warp does not wait until it is.
-  DEVICE bool fetch_next(bool is_waiting) const {
-    if constexpr (!kFetchesRows) return false;
-    const uint32_t wanted = read(&p.counts->claimed[2]), block = wanted / kUnitsOfBlock, of_block = wanted % kUnitsOfBlock;
+  // Finds the rows of a number; false if there are no more. Behind the rows of a short block units are empty.
+  DEVICE bool find_unit(Unit& unit, uint32_t wanted) const {
     Stretches stretches(storage.queue.window);
     FoundTile found{};
-    if (!stretches.find(p.groups, 1, block, found)) return false;
-    if (block >= p.slots) {
-      const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;
-      uint32_t parts = needed;
-      if (ptx::lane_index() == 0)
-        do parts = ptx::ld_acquire_gpu_b32(count_of(p, Of::kWhole, block - p.slots));
-        while (is_waiting && parts < needed);
-      if (!ptx::all_sync(parts >= needed)) return false;
-    }
-    const uint32_t first = found.stretch.first + found.number * kBlockM + of_block * kRowsOfUnit;
-    const uint32_t rows = found.stretch.end - first, behind = wanted - of_block + kUnitsOfBlock;
-    const uint32_t next = rows > kRowsOfUnit ? wanted + 1 : behind;  // a short block has fewer units
-    const bool is_mine = ptx::lane_index() != 0 || ptx::atom_cas_b32(&p.counts->claimed[2], wanted, next) == wanted;
-    if (!ptx::all_sync(is_mine)) return true;
-    const Unit unit = {first, rows < kRowsOfUnit ? rows : kRowsOfUnit, block % p.slots * kBlockM + of_block * kRowsOfUnit};
+    unit.block = wanted / kUnitsOfBlock;
+    if (!stretches.find(p.groups, 1, unit.block, found)) return false;
+    const uint32_t of_block = wanted % kUnitsOfBlock * kRowsOfUnit;
+    unit.row = found.stretch.first + found.number * kBlockM + of_block;
+    const uint32_t left = unit.row < found.stretch.end ? found.stretch.end - unit.row : 0;
+    unit.rows = left < kRowsOfUnit ? left : kRowsOfUnit;
+    unit.row_of_ring = unit.block % p.slots * kBlockM + of_block;
+    return true;
+  }
+
+  DEVICE void fetch(const Unit& unit) const {
     Fetch{p.rooms, p.meeting, p.k}.run(unit);
     ptx::syncwarp();  // all lanes have stored
     if (ptx::lane_index() == 0) {
       ptx::fence_proxy_async_global();
-      ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched, block), 1);
+      ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched, unit.block), 1);
     }
+  }
+
+  // By a storing warp ahead of its tiles: the first band's rows, whose slots are new. Its tiles wait for these rows in any case.
+  DEVICE void fetch_first_band() const {
+    if constexpr (!kFetchesRows) return;
+    Unit unit{};
+    for (uint32_t wanted; (wanted = claim(Next::kRowsOfAll)) < kUnitsOfBand && find_unit(unit, wanted);)
+      if (unit.rows > 0) fetch(unit);
+  }
+
+  // By the finding warp: claims a unit if it has none, then fetches it if its slot is free; false if there are no more rows.
+  DEVICE bool claim_or_fetch(Unit& unit) {
+    if (unit.rows == 0 && !claim_unit(unit)) return false;
+    if (unit.rows == 0) return true;
+    if (unit.block >= p.slots) {
+      const uint32_t* const whole = count_of(p, Of::kWhole, unit.block - p.slots);
+      const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;
+      if (!ptx::all_sync(ptx::lane_index() != 0 || ptx::ld_acquire_gpu_b32(whole) >= needed)) return true;
+    }
+    fetch(unit);
+    unit.rows = 0;
     return true;
+  }
+
+  DEVICE bool claim_unit(Unit& unit) {
+    if (rows_from == Next::kRowsOfAll) {
+      const uint32_t wanted = claim(rows_from);
+      if (wanted < kUnitsOfBand) return find_unit(unit, wanted);
+      rows_from = Next::kRows;
+    }
+    return find_unit(unit, kUnitsOfBand + claim(rows_from));
   }
 };
 
-DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) {
-  const bool is_pause = kFetchesRows && tile.row_m == tile.end_m;
-  return KBlocks(is_pause ? 0 : product_of(p, tile).k);
-}
-
-// ---- The middle: written by a warpgroup, read by TMA of any CTA
+DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(product_of(p, tile).k); }
 
 // Rows of A that may be loaded: slots have whole blocks.
 DEVICE uint32_t end_of_a(const Tile& tile) { return tile.is_in_ring() ? tile.row_m + kBlockM : tile.end_m; }
 DEVICE uint32_t first_row_of_d(const Tile& tile) { return tile.row_d; }
-
-// A warpgroup's part of a tile, or all of it if the other warpgroup has no rows.
-DEVICE uint32_t parts_of(const Tile& tile) { return tile.row_m + 64 < tile.end_m ? kPartsOfTile / 2 : kPartsOfTile; }
-
-// By a thread of a storing warp: the math warps have stored the middle.
-DEVICE void count_written(const Params& p, const Tile& tile) {
-  ptx::fence_proxy_async_global();
-  ptx::red_release_gpu_add_b32(count_of(p, Of::kWhole, tile.block), parts_of(tile));
-}
-
-// The same: they have multiplied the slot, so TMA has read it.
-DEVICE void count_read(const Params& p, const Tile& tile) {
-  ptx::red_release_gpu_add_b32(count_of(p, Of::kRead, tile.block), parts_of(tile));
-}
-
-DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t needed) {
-  while (ptx::ld_acquire_gpu_b32(count_of(p, of, block)) < needed) {
-  }
-}
-
-// By the loading thread, which is ahead of the math warps: they store to a slot behind what it has waited for.
-DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
-  const uint32_t rows = tile.end_m - tile.row_m < kBlockM ? tile.end_m - tile.row_m : kBlockM;
-  if (tile.is_second) wait_for_count(p, Of::kWhole, tile.block, ceil_div(p.n, kBlockN) * kPartsOfTile);
-  if (kFetchesRows && !tile.is_second) wait_for_count(p, Of::kFetched, tile.block, ceil_div(rows, kRowsOfUnit));
-  if (!tile.is_second && tile.block >= p.slots)
-    wait_for_count(p, Of::kRead, tile.block - p.slots, ceil_div(p.second.n, kBlockN) * kPartsOfTile);
-  if (tile.is_in_ring()) ptx::fence_proxy_async_global();
-}
-
-// By each storing warp at its end. The last of all leaves zeros: all tiles are claimed, and all counts have been waited for.
-DEVICE void leave_zeros(const Params& p) {
-  const uint32_t lane = ptx::lane_index(), over = lane == 0 ? ptx::atom_add_acq_rel_b32(&p.counts->over, 1) + 1 : 0;
-  if (ptx::shfl_sync(over, 0) < ptx::grid_size() * kStoringWarps) return;
-  const uint32_t words = sizeof(Counts) / 4 - 1 + static_cast<uint32_t>(Of::kCounts) * p.blocks;
-  ptx::syncwarp();
-  for (uint32_t word = lane; word < words; word += 32) ptx::st_global_b32(&p.counts->claimed[0] + word, 0);
-}
 
 // The row of B for a column of a product. In the first one kGateColumns of gate and kGateColumns of up take turns.
 DEVICE uint32_t row_of_b(const Product& p, const Tile& tile, uint32_t column) {
@@ -320,7 +344,7 @@ DEVICE const float* sfb_of(const Params& p, const Tile& tile) {
 
 DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
   const Product& of = product_of(p, tile);
-  TileScales scales(sfb_of(p, tile), of.sfb_stride_n, of.sfb_stride_k, tile.row_n, of.n, KBlocks(of.k).end);  // a pause asks too
+  TileScales scales(sfb_of(p, tile), of.sfb_stride_n, of.sfb_stride_k, tile.row_n, of.n, k_blocks_of(p, tile).end);
   if (tile.is_second) {
     scales.row[0] = sfb_of(p, tile) + uint64_t{tile.row_n / kScaleRowsOfB} * of.sfb_stride_n;
     scales.row[1] = scales.row[0] + (tile.row_n + kScaleRowsOfB < of.n ? of.sfb_stride_n : 0);
