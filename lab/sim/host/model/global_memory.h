@@ -165,6 +165,8 @@ uint32_t ld_acquire_gpu_b32(const uint32_t* p) {
   if (self->asked == std::pair<const void*, uint32_t>{p, *word})  // asks again and again
     block(machine->waiting_for_count[p], {"waits for another count than", [word] { return text(*word); }});
   self->asked = {p, *word};
+  self->same_answers = self->seen == self->asked ? self->same_answers + 1 : 0;
+  self->seen = self->asked;
   sim::learn(machine->counted[p]), sim::join(self->told_fenced, machine->counted_fenced[p]);
   return *word;
 }

@@ -199,6 +199,8 @@ struct Fiber {
   uint64_t arrived_generation = 0;
   Known known;
   Known fenced, told_fenced, for_tma;  // of stores to memory that TMA loads: see peers.h
+  std::pair<const void*, uint32_t> seen{};   // the count that was read last, and its value
+  uint32_t same_answers = 0;                 // how often in a row a poll found nothing new
   std::pair<const void*, uint32_t> asked{};  // the count that was read last, since a barrier or the warp was waited for, and its value
 
   uint32_t lane() const { return thread % kLanes; }

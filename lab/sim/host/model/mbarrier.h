@@ -94,7 +94,9 @@ inline bool ask(uint64_t* pointer, uint32_t parity, const char* what) {
   Mbarrier& barrier = mbarrier_of(pointer, what);
   poll({"asks for the end of", [&barrier, parity] { return describe(barrier, parity); }});
   // A barrier may answer late, but not in every run: a vote of 32 lanes that may each miss the answer rarely passes.
+  ++self->same_answers;
   if (!is_over(barrier, parity) || (machine->bias.late_answers && one_in(4))) return false;
+  self->same_answers = 0;
   show_landed(self->cta, barrier);
   return true;
 }
