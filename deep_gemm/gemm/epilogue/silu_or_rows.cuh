@@ -38,7 +38,9 @@ struct Output {
   of_second::Output second;
 
   DEVICE Output(OutputStorage& storage, OutputBarriers& barriers, uint32_t warpgroup)
-      : first(nothing, no_barriers, warpgroup), second(storage.rows, barriers.rows, warpgroup) {}
+      : first(nothing, no_barriers, warpgroup), second(storage.rows, barriers.rows, warpgroup) {
+    if (kFetchesRows) second.parity = 1;  // the storing warp gives its buffer when it has brought its rows
+  }
 
   DEVICE void expect(const Params&, const Tile&) {}
 
@@ -57,7 +59,11 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
   of_second::RowsToStore<64> rows;
   Share share;
   uint32_t parity = 0;
-  tiles.fetch_first_band();
+  if constexpr (kFetchesRows) {
+    tiles.fetch_first_band(storage.rows.buffers + warpgroup * 4 * of_second::kWarpBytes);
+    ptx::syncwarp();  // all lanes have read their copies
+    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.rows.free[warpgroup]);
+  }
   for (Tile tile; tiles.next(tile);) {
     share.set(tile, warpgroup);
     if (!share.is_any) continue;

@@ -15,6 +15,8 @@ TILE_SLOTS = 4
 TILE_BYTES = 16
 MAIL_BYTES = 24
 """Size of `NumberMail` in gemm/work/k_scheduler.cuh."""
+STAGING_BYTES = 8192
+"""Size of `staging` in gemm/work/rows_twice.cuh."""
 WINDOW_ROWS = 2048
 RUN_WORDS = 36
 """Room for the first rows of runs of one id, in kernels of low tiles; see gemm/work/layout.cuh."""
@@ -127,10 +129,10 @@ IDS = Work(
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
 """Rows stacked by group, and where each group's rows end."""
 TWICE = replace(
-    ENDS, name="ends twice", kernel="m_grouped_twice", source="rows_twice", is_twice=True, band=8, tile_slots=2
+    ENDS, name="ends twice", kernel="m_grouped_twice", source="rows_twice", is_twice=True, band=8, tile_slots=2, more_bytes=16
 )
 """The same for two products in turns: A of the second one is the result of the first."""
-FETCHED = replace(TWICE, name="ends twice, fetched", fetches_rows=True)
+FETCHED = replace(TWICE, name="ends twice, fetched", fetches_rows=True, more_bytes=STAGING_BYTES)
 """The same, and the kernel fetches rows of the first one's A."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""

@@ -25,33 +25,43 @@ struct Rooms {
 
 constexpr uint32_t kRowsOfUnit = 4, kUnitsOfBlock = kBlockM / kRowsOfUnit, kLanesOfRow = 32 / kRowsOfUnit;
 constexpr uint32_t kUnitsOfBand = kRasterGroup * kUnitsOfBlock;
+// A warp's copies on their way: columns of rows of a unit at a time.
+constexpr uint32_t kStagedRows = 2, kStagedColumns = 4096, kStagingBytes = kStagedRows * kStagedColumns;
 
 // The rows of a unit: `rows` of them from `row` on, of a block, which go to `row_of_ring` on.
 struct Unit {
   uint32_t row, rows, row_of_ring, block;
 };
 
-// Fetches rows. By a whole warp.
+// Fetches rows. By a whole warp, each lane of which reads of `staging` only bytes that it copied there.
 struct Fetch {
   const Rooms& rooms;
   const Meeting& meeting;
   uint32_t hidden;
+  uint8_t* staging;
 
   DEVICE const uint8_t* room_row(uint32_t token) const {
     return meeting.rooms[token / rooms.max_tokens] + uint64_t{token % rooms.max_tokens} * rooms.row_bytes;
   }
 
-  // Says where results go: nowhere if this rank missed another, and then rows are of no use either.
+  // Says where results go: nowhere if this rank missed another, and then rows are of no use either. Links answer late: so the
+  // first columns come meanwhile.
   DEVICE void run(const Unit& unit) const {
     const uint32_t lane = ptx::lane_index();
     const uint32_t token = lane < unit.rows ? static_cast<uint32_t>(ptx::ld_global_i32(rooms.token_of + unit.row + lane)) : 0;
     const bool is_met = is_whole(meeting);
+    if (is_met) bring(unit, token, 0, 0);
     say_where(unit, ptx::shfl_sync(token, lane / kLanesOfRow), is_met);
     if (!is_met) return;
     copy_scales(unit, token);
-#pragma unroll 1
-    for (uint32_t i = 0; i < unit.rows; ++i)
-      copy_values(room_row(ptx::shfl_sync(token, i)), rooms.values + uint64_t{unit.row_of_ring + i} * hidden);
+    uint32_t row = 0, column = 0;
+    while (true) {
+      put(unit, row, column);
+      column += kStagedColumns;
+      if (column >= hidden) column = 0, row += kStagedRows;
+      if (row >= unit.rows) break;
+      bring(unit, token, row, column);
+    }
   }
 
   // The address of a row's result, by the lane that finds the row's route.
@@ -83,18 +93,32 @@ struct Fetch {
     }
   }
 
-  DEVICE void copy_values(const uint8_t* from, uint8_t* to) const {
-    constexpr uint32_t kAtOnce = 4;
-#pragma unroll 1
-    for (uint32_t column = ptx::lane_index() * 16; column < hidden; column += kAtOnce * 512) {
-      ptx::Uint4 pieces[kAtOnce];  // all on their way before the first is stored
+  // Calls `use` with this lane's pieces of 16 bytes: row of the unit, column, and where they are staged.
+  template <typename Use>
+  DEVICE void for_pieces(const Unit& unit, uint32_t first_row, uint32_t first_column, const Use& use) const {
 #pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i)
-        if (column + i * 512 < hidden) pieces[i] = ptx::ld_global_v4_b32(from + column + i * 512);
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i)
-        if (column + i * 512 < hidden)
-          ptx::st_global_v4_b32(to + column + i * 512, pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w);
+    for (uint32_t row = 0; row < kStagedRows; ++row) {
+      if (first_row + row >= unit.rows) break;
+#pragma unroll 4
+      for (uint32_t column = ptx::lane_index() * 16; column < kStagedColumns; column += 512)
+        if (first_column + column < hidden) use(first_row + row, first_column + column, staging + row * kStagedColumns + column);
     }
+  }
+
+  DEVICE void bring(const Unit& unit, uint32_t token, uint32_t first_row, uint32_t first_column) const {
+    const uint8_t* from[kStagedRows];
+#pragma unroll
+    for (uint32_t row = 0; row < kStagedRows; ++row) from[row] = room_row(ptx::shfl_sync(token, (first_row + row) % 32));
+    for_pieces(unit, first_row, first_column, [&](uint32_t row, uint32_t column, uint8_t* staged) {
+      ptx::cp_async_16(staged, from[row - first_row] + column);
+    });
+  }
+
+  DEVICE void put(const Unit& unit, uint32_t first_row, uint32_t first_column) const {
+    ptx::cp_async_wait_all();
+    for_pieces(unit, first_row, first_column, [&](uint32_t row, uint32_t column, const uint8_t* staged) {
+      const ptx::Uint4 piece = ptx::ld_shared_v4_b32(staged);
+      ptx::st_global_v4_b32(rooms.values + uint64_t{unit.row_of_ring + row} * hidden + column, piece.x, piece.y, piece.z, piece.w);
+    });
   }
 };

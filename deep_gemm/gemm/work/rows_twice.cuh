@@ -75,6 +75,7 @@ DEVICE uint32_t* count_of(const Params& p, Of of, uint32_t block) {
 
 struct WorkStorage {
   TileQueue queue;
+  alignas(16) uint8_t staging[kFetchesRows ? kStagingBytes : 16];  // of the finding warp
 
   DEVICE void init() { queue.init(kNumMathWarps + kStoringWarps + 1); }  // all roles but the dealing warp take
 };
@@ -282,8 +283,8 @@ struct Tiles {
     return true;
   }
 
-  DEVICE void fetch(const Unit& unit) const {
-    Fetch{p.rooms, p.meeting, p.k}.run(unit);
+  DEVICE void fetch(const Unit& unit, uint8_t* staging) const {
+    Fetch{p.rooms, p.meeting, p.k, staging}.run(unit);
     ptx::syncwarp();  // all lanes have stored
     if (ptx::lane_index() == 0) {
       ptx::fence_proxy_async_global();
@@ -292,11 +293,10 @@ struct Tiles {
   }
 
   // By a storing warp ahead of its tiles: the first band's rows, whose slots are new. Its tiles wait for these rows in any case.
-  DEVICE void fetch_first_band() const {
-    if constexpr (!kFetchesRows) return;
+  DEVICE void fetch_first_band(uint8_t* staging) const {
     Unit unit{};
     for (uint32_t wanted; (wanted = claim(Next::kRowsOfAll)) < kUnitsOfBand && find_unit(unit, wanted);)
-      if (unit.rows > 0) fetch(unit);
+      if (unit.rows > 0) fetch(unit, staging);
   }
 
   // By the finding warp: claims a unit if it has none, then fetches it if its slot is free; false if there are no more rows.
@@ -308,7 +308,7 @@ struct Tiles {
       const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;
       if (!ptx::all_sync(ptx::lane_index() != 0 || ptx::ld_acquire_gpu_b32(whole) >= needed)) return true;
     }
-    fetch(unit);
+    fetch(unit, storage.staging);
     unit.rows = 0;
     return true;
   }
