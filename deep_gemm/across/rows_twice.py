@@ -44,6 +44,7 @@ LAG = 132
 """Tiles of the first product that all CTAs may claim: one for each SM."""
 SHARE = 0.70
 """The part of CTAs that take the first product as long as it has tiles: on four H200 calls took least by it."""
+B_AHEAD = 8
 IS_ON, FETCHES = True, True
 """Both products are one kernel, which fetches their rows; False takes two kernels, or gather_rows, to compare."""
 
@@ -131,6 +132,7 @@ def values_of(
         "blocks": (counts.numel() - COUNTS) // COUNTS_OF_BLOCK,
         "slots": first.d.shape[0] // BLOCK_M,
         "lag": lag,
+        "b_ahead": B_AHEAD,
         "first_ctas": first_ctas,
         "groups.rows": second.d.shape[0],
         **(nobody() if rooms is None else rooms),
@@ -139,7 +141,7 @@ def values_of(
 
 OF_ROOMS = "results", "pitch", "scales_at", "topk", "max_tokens", "row_bytes"
 OF_MEETING = "rooms", "flags", "rank", "ranks"
-OF_KERNEL = "blocks", "slots", "lag", "first_ctas", "second_sfb_stride"
+OF_KERNEL = "blocks", "slots", "lag", "b_ahead", "first_ctas", "second_sfb_stride"
 NOTHING: dict[str, Any] = dict.fromkeys((*OF_ROOMS, *OF_MEETING, *OF_KERNEL), 0)
 
 

@@ -35,12 +35,18 @@ class RowsFetchedTrial(RowsTwiceTrial):
         """Take two products of rows that the kernel fetches."""
         return config.work.fetches_rows
 
+    def room(self) -> Room:
+        """Give the room of each rank, for more tokens than there are."""
+        return Room(2, -(-sum(self.sizes) // (2 * (self.topk - 1))) + 1, self.hidden, self.topk)
+
+    def most_rows(self) -> int:
+        """Give the rows that there may be: one for each route of the rooms."""
+        return self.room().slots * self.topk
+
     def results(self, kernel: HostKernel | None) -> tuple[torch.Tensor, float]:
         """Give the results of all rows, and the largest error of the middle and the results, if it is known."""
         first, second = self.problems()
-        used, hidden = sum(self.sizes), self.hidden
-        of_rank = -(-used // (2 * (self.topk - 1))) + 1
-        room = Room(2, of_rank, hidden, self.topk)
+        used, hidden, room = sum(self.sizes), self.hidden, self.room()
         routes = torch.randperm(room.slots * self.topk, generator=torch.Generator().manual_seed(self.seed))[:used]
         tokens = routes // self.topk
         first = self.of_tokens(first, tokens)

@@ -76,10 +76,14 @@ class RowsTwiceTrial(Trial):
         first = random_problem(self.sizes, 2 * self.intermediate, self.hidden, self.seed, **rows)
         generator = torch.Generator().manual_seed(self.seed)
         w2 = torch.randn(len(self.sizes), self.hidden, self.intermediate, generator=generator, dtype=torch.float32)
-        slots = rows_twice.slots_for(first.m, len(self.sizes), self.slots, self.config.raster_group)
+        slots = rows_twice.slots_for(self.most_rows(), len(self.sizes), self.slots, self.config.raster_group)
         middle = rows_twice.ring(slots, self.intermediate, first.a)
         operands = (first.a, first.sfa), (first.b, first.sfb), middle, per_block_cast_to_fp8(w2), first.c
         return rows_twice.problems(*operands, torch.zeros(first.m, dtype=torch.int64), self.limit)
+
+    def most_rows(self) -> int:
+        """Give the rows that there may be."""
+        return sum(self.sizes)
 
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare results with the CPU's, or with the bits of a ring in which no slot is used again."""

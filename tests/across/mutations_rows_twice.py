@@ -19,6 +19,7 @@ TRIALS = [
     RowsTwiceTrial(LOW, (400,), 2, "slow_cta", hidden=1024, num_sms=6, slots=1),
     RowsTwiceTrial(LOW, (400,), 3, "slow_cta", hidden=1024, num_sms=6, share=0.75, slots=1),
     RowsTwiceTrial(HIGH, (1300, 5), 9, num_sms=2, slots=1),
+    RowsTwiceTrial(LOW, (300, 70, 0, 129, 1), 3, hidden=512, num_sms=5, share=1.0, lag=4, slots=1),
 ]
 _WORK, _EPILOGUE, _STORE, _SILU = (
     "work/rows_twice.cuh",
@@ -33,6 +34,7 @@ _READ = """    ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity
     if (tile.is_second && ptx::lane_index() == 0) count_read(p, tile);
 """
 _READ_AHEAD = "".join(reversed(_READ.splitlines(keepends=True)))
+_TAKEN = "    if constexpr (!kIsWarp) wait_for_operands(p, tile);\n"
 _READER = "  if (tile.is_in_ring()) ptx::fence_proxy_async_global();\n"
 MUTATIONS = [
     Mutation("a tile waits for no block", _WORK, "  if (tile.is_second) wait_for_count(", "  if (false) wait_for_count("),
@@ -51,20 +53,22 @@ MUTATIONS = [
     Mutation("a slot is read before it is multiplied", _EPILOGUE, _READ, _READ_AHEAD),
     Mutation("a slot is never read", _WORK, "count_of(p, Of::kRead, tile.block), parts_of(tile)", "count_of(p, Of::kRead, tile.block), 0"),
     Mutation("one count for both products", _WORK, "static_cast<uint32_t>(of) * p.blocks + block", "block"),
-    Mutation("the first product is ahead of the ring", _WORK, "  return tile.block < p.slots || ", "  return true || "),
-    Mutation("the second product is ahead of the first", _WORK, "return of_first >= end_of_band * ceil_div(p.n, kBlockN);", "return true;"),
-    Mutation("the band's first tiles are enough", _WORK, "of_first >= end_of_band * ", "of_first >= tile.block * ", shows_in=HIGH),
-    Mutation("bands count from the first block of all", _WORK, "end_of_band = first_block + (", "end_of_band = ("),
-    Mutation("a tile that another CTA has claimed", _WORK, "wanted, wanted + 1) == wanted;", "wanted, wanted + 1) + 1 > 0;"),
+    Mutation("all CTAs are of the first role", _WORK, "return ptx::block_index() * of_second % ctas >= p.first_ctas;", "return false;"),
+    Mutation("the first CTA is of the second role", _WORK, "return ptx::block_index() * of_second % ctas >= p.first_ctas;", "return ptx::block_index() * of_second % ctas < of_second;"),
+    Mutation("a CTA whose tiles wait for slots claims tiles of the second product", _WORK, "ahead = kTileSlots - 1;", "ahead = 0;"),
+    Mutation("a tile's place is free before it has its slot", _WORK, _TAKEN, ""),
+    Mutation("tiles for all are computed twice", _WORK, "(tile.is_second ? 0 : p.lag) + claim(from)", "claim(from)"),
+    Mutation("tiles of the second product behind `lag` alone", _WORK, "(tile.is_second ? 0 : p.lag) + claim(from)", "p.lag + claim(from)"),
+    Mutation("all tiles of the first product are for all", _WORK, "is_found = wanted < p.lag && find", "is_found = find"),
     Mutation("all blocks have the first slot", _WORK, "block % p.slots * kBlockM;", "0;"),
-    Mutation("each group begins with the first slot", _WORK, "tile.block = first_block + index.m;", "tile.block = index.m;"),
+    Mutation("each group begins with the first slot", _WORK, "tile.block = (wanted - found.number) / tiles_n + index.m;", "tile.block = index.m;"),
     Mutation("rows beside the slot of a tile that was moved up", _WORK, "row_of_slot - tile.stored_before;", "row_of_slot;"),
     Mutation("the second product's tiles are moved up", _WORK, "    if (!tile.is_in_ring()) move_up(", "    move_up("),
     Mutation("the middle's rows by where they lie in A", _SILU, "return first_row_of_d(tile) + ((is_stored ? tile.end_m : row) - tile.row_m);", "return is_stored ? tile.end_m : row;"),
     Mutation("addresses by where rows lie in the ring", _STORE, "uint64_t{first_row_of_d(tile) + row} * 8", "uint64_t{row_m} * 8"),
     Mutation("blocks are not told", _WORK, "tile.row_n / kBlockN | tile.block << kColumnBits", "tile.row_n / kBlockN"),
     Mutation("all tiles are the first product's", _WORK, " | static_cast<uint32_t>(tile.is_second) << 31}", "}"),
-    Mutation("depth of the first product for both", _WORK, "is_pause ? 0 : product_of(p, tile).k", "is_pause ? 0 : p.k"),
+    Mutation("depth of the first product for both", _WORK, "KBlocks(product_of(p, tile).k);", "KBlocks(p.k);"),
     Mutation("gates' rows for both", _WORK, "  if (tile.is_second) return column;\n", ""),
     Mutation("gate and up from one row on", _WORK, "(column % kTurn < kGateColumns ? 0 : p.n / 2)", "0"),
     Mutation("scales of gates for both", _WORK, "  if (tile.is_second) {\n    scales.row[0]", "  if (false) {\n    scales.row[0]"),
@@ -78,5 +82,5 @@ MUTATIONS = [
     Mutation("addresses of the first product", _EPILOGUE, "!kFetchesRows && tile.is_second) rows.expect(p.second, tile", "!kFetchesRows && tile.is_second) rows.expect(p, tile"),
     Mutation("columns of the first product", _EPILOGUE, "rows.store(p.second, ", "rows.store(p, "),
     Mutation("the last CTA leaves its counts", _WORK, "sizeof(Counts) / 4 - 1 + ", "sizeof(Counts) / 4 - 2 + "),
-    Mutation("the last CTA but one leaves zeros", _WORK, "< ptx::grid_size() * kStoringWarps) return;", "< ptx::grid_size() * kStoringWarps - 1) return;"),
+    Mutation("the last CTA but one leaves zeros", _WORK, "(1 + kStoringWarps)) return;", "(1 + kStoringWarps) - 1) return;"),
 ]  # fmt: skip

@@ -166,13 +166,6 @@ DEVICE uint32_t atom_add(uint32_t* pointer, uint32_t value) {
   return before;
 }
 
-// Stores `value` if the word is `expected`, and returns the word before. Relaxed.
-DEVICE uint32_t atom_cas_b32(uint32_t* pointer, uint32_t expected, uint32_t value) {
-  uint32_t before;
-  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(before) : "l"(pointer), "r"(expected), "r"(value) : "memory");
-  return before;
-}
-
 // Acquires and releases, so a block that counts with it sees the stores of all blocks that have counted before.
 DEVICE uint32_t atom_add_acq_rel_b32(uint32_t* pointer, uint32_t value) {
   uint32_t before;

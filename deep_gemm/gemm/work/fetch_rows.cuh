@@ -108,7 +108,7 @@ struct Fetch {
   DEVICE void bring(const Unit& unit, uint32_t token, uint32_t first_row, uint32_t first_column) const {
     const uint8_t* from[kStagedRows];
 #pragma unroll
-    for (uint32_t row = 0; row < kStagedRows; ++row) from[row] = room_row(ptx::shfl_sync(token, (first_row + row) % 32));
+    for (uint32_t row = 0; row < kStagedRows; ++row) from[row] = room_row(ptx::shfl_sync(token, first_row + row));
     for_pieces(unit, first_row, first_column, [&](uint32_t row, uint32_t column, uint8_t* staged) {
       ptx::cp_async_16(staged, from[row - first_row] + column);
     });

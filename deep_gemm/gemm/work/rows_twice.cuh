@@ -66,6 +66,7 @@ struct Params : Product {
   uint32_t blocks;             // that there may be
   uint32_t slots;              // blocks that a ring has room for: a power of two
   uint32_t lag;                // tiles of the first product that all CTAs may claim: of blocks up to `slots`
+  uint32_t b_ahead;            // k-blocks of B that are asked for while a tile waits
   uint32_t first_ctas;         // CTAs that take the first product as long as it has tiles
 };
 
@@ -130,8 +131,29 @@ DEVICE void count_read(const Params& p, const Tile& tile) {
   ptx::red_release_gpu_add_b32(count_of(p, Of::kRead, tile.block), parts_of(tile));
 }
 
-DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t needed) {
-  while (ptx::ld_acquire_gpu_b32(count_of(p, of, block)) < needed) {
+// The row of B for a column of a product. In the first one kGateColumns of gate and kGateColumns of up take turns.
+DEVICE uint32_t row_of_b(const Product& p, const Tile& tile, uint32_t column) {
+  if (tile.is_second) return column;
+  constexpr uint32_t kTurn = 2 * kGateColumns;
+  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : p.n / 2);
+}
+
+// Asks the L2 for the tile's first k-blocks of B, so that memory has work while the loading thread waits for rows.
+DEVICE void prefetch_b(const Params& p, const Tile& tile) {
+  const Product& of = product_of(p, tile);
+  const uint32_t blocks = ceil_div(of.k, kBlockK), asked = blocks < p.b_ahead ? blocks : p.b_ahead;
+#pragma unroll 1
+  for (uint32_t k_block = 0; k_block < asked; ++k_block)
+#pragma unroll
+    for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB)
+      ptx::tma_prefetch_3d(&of.map_b, k_block * kBlockK, row_of_b(of, tile, tile.row_n + row), tile.group);
+}
+
+DEVICE void wait_for_count(const Params& p, const Tile& tile, Of of, uint32_t block, uint32_t needed) {
+  const uint32_t* const count = count_of(p, of, block);
+  if (ptx::ld_acquire_gpu_b32(count) >= needed) return;
+  prefetch_b(p, tile);
+  while (ptx::ld_acquire_gpu_b32(count) < needed) {
   }
 }
 
@@ -139,10 +161,10 @@ DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t need
 DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
   if (tile.end_m == kNoMoreTiles.end_m) return;
   const uint32_t rows = tile.end_m - tile.row_m < kBlockM ? tile.end_m - tile.row_m : kBlockM;
-  if (tile.is_second) wait_for_count(p, Of::kWhole, tile.block, ceil_div(p.n, kBlockN) * kPartsOfTile);
-  if (kFetchesRows && !tile.is_second) wait_for_count(p, Of::kFetched, tile.block, ceil_div(rows, kRowsOfUnit));
+  if (tile.is_second) wait_for_count(p, tile, Of::kWhole, tile.block, ceil_div(p.n, kBlockN) * kPartsOfTile);
+  if (kFetchesRows && !tile.is_second) wait_for_count(p, tile, Of::kFetched, tile.block, ceil_div(rows, kRowsOfUnit));
   if (!tile.is_second && tile.block >= p.slots)
-    wait_for_count(p, Of::kRead, tile.block - p.slots, ceil_div(p.second.n, kBlockN) * kPartsOfTile);
+    wait_for_count(p, tile, Of::kRead, tile.block - p.slots, ceil_div(p.second.n, kBlockN) * kPartsOfTile);
   if (tile.is_in_ring()) ptx::fence_proxy_async_global();
 }
 
@@ -328,13 +350,6 @@ DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(p
 // Rows of A that may be loaded: slots have whole blocks.
 DEVICE uint32_t end_of_a(const Tile& tile) { return tile.is_in_ring() ? tile.row_m + kBlockM : tile.end_m; }
 DEVICE uint32_t first_row_of_d(const Tile& tile) { return tile.row_d; }
-
-// The row of B for a column of a product. In the first one kGateColumns of gate and kGateColumns of up take turns.
-DEVICE uint32_t row_of_b(const Product& p, const Tile& tile, uint32_t column) {
-  if (tile.is_second) return column;
-  constexpr uint32_t kTurn = 2 * kGateColumns;
-  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : p.n / 2);
-}
 
 // ---- B's scales, of gate and up or of two blocks in a line; no C
 

@@ -124,7 +124,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_global_b16(out + 13, lane);
   ptx::st_global_f32(out + 3, ptx::float_of(ptx::bits_of(sum) + ptx::ld_global_nc_v4_b32(out + 12).z));
   sum += ptx::add_rn(ptx::mul_rn(sum, 3.f), ptx::float_of(ptx::ld_global_b16(out) + ptx::ld_global_v4_b32(out).z));
-  flags[7] = ptx::atom_add(flags, 1) + ptx::atom_cas_b32(flags, 1, 2) + ptx::atom_add_acq_rel_b32(flags, 1) + ptx::ld_acquire_sys_b32(flags);
+  flags[7] = ptx::atom_add(flags, 1) + ptx::atom_add_acq_rel_b32(flags, 1) + ptx::ld_acquire_sys_b32(flags);
   ptx::red_release_gpu_add_b32(flags, 1);
   flags[9] = ptx::ld_relaxed_gpu_b32(flags) + ptx::ld_acquire_gpu_b32(flags);
   ptx::st_release_sys_b32(flags, static_cast<uint32_t>(ptx::global_timer()));

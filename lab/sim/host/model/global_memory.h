@@ -133,14 +133,6 @@ void st_global_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 uint32_t atom_add(uint32_t* p, uint32_t value) {
   return sim::add_at_once(p, value, [](sim::Known&) {});
 }
-uint32_t atom_cas_b32(uint32_t* p, uint32_t expected, uint32_t value) {
-  yield();
-  auto* word = reinterpret_cast<uint32_t*>(global_access(p, 4, true, "atomic compare and swap"));
-  const uint32_t before = *word;
-  if (before == expected) *word = value;
-  yield();
-  return before;
-}
 // With other ranks two ranks stand for two kernels on one GPU.
 void red_release_gpu_add_b32(uint32_t* p, uint32_t value) {
   sim::add_at_once(p, value, [p](sim::Known& known) {

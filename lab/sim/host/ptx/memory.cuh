@@ -51,7 +51,6 @@ void st_global_v2_f32(void* pointer, float x, float y);
 void st_global_v4_f32(void* pointer, float x, float y, float z, float w);
 void st_global_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
 uint32_t atom_add(uint32_t* pointer, uint32_t value);
-uint32_t atom_cas_b32(uint32_t* pointer, uint32_t expected, uint32_t value);
 uint32_t atom_add_acq_rel_b32(uint32_t* pointer, uint32_t value);
 void red_release_gpu_add_b32(uint32_t* pointer, uint32_t value);
 uint32_t ld_acquire_gpu_b32(const uint32_t* pointer);
