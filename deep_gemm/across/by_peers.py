@@ -29,7 +29,6 @@ from ..core.check.recipes import PER_ROW
 from ..core.gpu import is_hopper
 from ..core.meeting import STATE_WORDS, Node, Room
 from ..core.replay import FIXED
-from ..gemm.ask.silu import activated
 from ..gemm.packed import is_packed
 from ..moe import gather_weighted
 from ..moe.api import activates_in_product, activations_of_rows
@@ -107,53 +106,32 @@ def _decoded(
     x = x if w1[1] is not None or x.dtype == torch.bfloat16 else x.to(torch.bfloat16)
     post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
-    multiply = _multiply_fetched if _fetches(node, ids.numel(), w1, w2) else _multiply
-    multiply(rows, w1, w2, node, limit)
+    if _is_one_kernel(node, ids.numel(), w1, w2):
+        rows_twice.run(node, rows, *cast("tuple[Operand, ...]", (w1, w2)), limit=limit)
+    else:
+        _multiply(rows, w1, w2, node, limit)
     meet_ranks.run(node, x.get_device())
     made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
     gather_weighted.run(results, result_of, topk_weights.contiguous(), made)
     return made if out is None else None
 
 
-def _is_activated(rows: int, w1: Rows, w2: Rows) -> bool:
-    return not is_packed(w1) and w1[1] is not None and activates_in_product(rows, w1[0].shape[1] // 2)
-
-
-def _fetches(node: Node, rows: int, w1: Rows, w2: Rows) -> bool:
-    return rows_twice.FETCHES and _is_activated(rows, w1, w2) and rows_twice.takes(node, w2)
-
-
-def _multiply_fetched(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:
-    b1, b2 = cast("tuple[Operand, ...]", (w1, w2))
-    rows_twice.run_fetched(node, rows, b1, b2, limit=limit)
+def _is_one_kernel(node: Node, rows: int, w1: Rows, w2: Rows) -> bool:
+    """Tell whether both products are one kernel: both weights are FP8, and the first product activates."""
+    both_fp8 = w1[1] is not None and not is_packed(w1) and not is_packed(w2)
+    return both_fp8 and node.room.ranks >= rows_to_addresses.LEAST_RANKS and activates_in_product(rows, w1[0].shape[1] // 2)
 
 
 def _multiply(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:
     """Multiply rows of experts that gather_rows brings from the rooms."""
     device, hidden, count = rows.token_of.device, node.room.hidden, rows.token_of.shape[0]
-    intermediate = w1[0].shape[1] // 2
     dtype, of_middle = (torch.bfloat16, None) if w1[1] is None else (torch.float8_e4m3fn, PER_ROW)
     values = empty("rows of experts", (count, hidden), dtype, device)
     scales = None if w1[1] is None else empty_scales((count,), hidden, values, mn_major=True)
     addresses = empty("addresses of results", (count,), torch.int64, device)
-    is_activated = _is_activated(count, w1, w2)
-    is_one_kernel = is_activated and rows_twice.takes(node, w2)
-    at_once = is_activated and not is_one_kernel and not is_packed(w2)
-    counts = rows_to_addresses.counts_of(node, count) if at_once else None
-    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
-    if is_one_kernel:
-        a, b1, b2 = cast("tuple[Operand, ...]", ((values, scales), w1, w2))
-        rows_twice.run(a, b1, b2, rows.ends, addresses, node.counts, limit=limit)
-    elif counts is None:
-        middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
-        rows_to_addresses.run(middle, w2, rows.ends, addresses)
-    else:
-        d = empty("activations", (count, intermediate), values.dtype, device)
-        middle = d, empty_scales((count,), intermediate, d, mn_major=True)
-        a, b1, b2 = cast("tuple[Operand, ...]", ((values, scales), w1, w2))
-        first = activated(a, b1, middle, rows.ends, None, limit, gates_apart=True)
-        second = rows_to_addresses.problem(middle, b2, addresses, rows.ends)
-        rows_to_addresses.run_both(first, second, counts)
+    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses))
+    middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
+    rows_to_addresses.run(middle, w2, rows.ends, addresses)
 
 
 def _tensors(

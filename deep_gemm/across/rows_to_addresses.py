@@ -39,7 +39,7 @@ OUTPUTS = {
 }
 """Outputs by the scales of A and B."""
 LEAST_RANKS = 2
-"""Both products run beside each other on at least this many ranks: a single one has no link to keep busy."""
+"""Both products run at once on at least this many ranks: a single one has no link to keep busy."""
 FIRST_PART = 8 / 11
 """The first product's part of the SMs: it has two thirds of both products' work, and activates. 92 to 104 of 132 take
 as long (two and four H200, 2026-11-29)."""

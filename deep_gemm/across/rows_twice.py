@@ -1,12 +1,11 @@
 """Both products of experts' rows by one kernel: gemm/work/rows_twice.cuh.
 
-The second product of a block of rows follows its first one some tasks later, so that results leave for other GPUs while
-first products are computed. The middle lies in a ring of blocks. The bits are those of two launches.
+Rows come from the rooms of a node's ranks while others are multiplied, and results leave while first products are
+computed. Rows and the middle between both products lie in rings of blocks. The bits are those of two launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,27 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..casts.rules import Rows, empty_scales
+from ..casts.rules import empty_scales
 from ..core.check.checks import Operand
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
 from ..core.gpu import gpu_of
-from ..core.meeting import Node, Way, nobody
+from ..core.meeting import Node, Way
 from ..core.settings import num_sms_of
 from ..gemm import launch
 from ..gemm.ask.silu import activated
 from ..gemm.config.of_tile import tile_config
 from ..gemm.config.tall import BLOCK_K, GemmConfig
 from ..gemm.kernel import FP8_GEMM, params_of
-from ..gemm.kinds.epilogues import SILU_OF_FETCHED, SILU_THEN_ROWS
+from ..gemm.kinds.epilogues import SILU_THEN_ROWS
 from ..gemm.kinds.output import Output
-from ..gemm.kinds.works import FETCHED, TWICE
-from ..gemm.packed import is_packed
+from ..gemm.kinds.works import TWICE
 from ..gemm.problem import Problem
 from ..moe.check import ExpertRows
 from . import rows_to_addresses
 
-OUTPUT, OUTPUT_OF_FETCHED = Output(work=TWICE, epilogue=SILU_THEN_ROWS), Output(work=FETCHED, epilogue=SILU_OF_FETCHED)
+OUTPUT = Output(work=TWICE, epilogue=SILU_THEN_ROWS)
 BLOCK_M, BLOCK_N = 128, 256
 COUNTS, COUNTS_OF_BLOCK = 6, 3
 """Words of `Counts` in gemm/work/rows_twice.cuh, and of a block."""
@@ -44,19 +42,16 @@ LAG = 132
 """Tiles of the first product that all CTAs may claim: one for each SM."""
 SHARE = 0.70
 """The part of CTAs that take the first product as long as it has tiles: on four H200 calls took least by it."""
-B_AHEAD = 8
-IS_ON, FETCHES = True, True
-"""Both products are one kernel, which fetches their rows; False takes two kernels, or gather_rows, to compare."""
 
 
 @cache
-def config_for(k: int, k_of_second: int, band: int = TWICE.band, output: Output = OUTPUT) -> GemmConfig:
+def config_for(k: int, k_of_second: int, band: int = TWICE.band) -> GemmConfig:
     """Give the configuration for two depths: their blocks of k go in runs of two if both are even.
 
     `band`: tiles along the rows that are taken before the raster moves on along columns.
     """
     is_odd = any(ceil_div(each, BLOCK_K) % 2 for each in (k, k_of_second))
-    return replace(tile_config(BLOCK_M, BLOCK_N, output, k=BLOCK_K * (1 if is_odd else 2)), raster_group=band)
+    return replace(tile_config(BLOCK_M, BLOCK_N, OUTPUT, k=BLOCK_K * (1 if is_odd else 2)), raster_group=band)
 
 
 def blocks_for(rows: int, groups: int) -> int:
@@ -70,9 +65,9 @@ def counts_for(rows: int, groups: int) -> int:
 
 
 def slots_for(rows: int, groups: int, most: int | None = SLOTS, band: int = TWICE.band) -> int:
-    """Count the blocks that the ring has room for: a power of two, up to `most`, or for all blocks that there may be.
+    """Count the blocks that a ring has room for: a power of two, up to `most`, or for all blocks that there may be.
 
-    With fewer than two bands of the raster, or a single CTA, CTAs could wait for each other, unless no slot is used again.
+    With fewer than two bands of the raster, or by a single CTA, a slot that is used again could be waited for in vain.
     """
     blocks = max(blocks_for(rows, groups), 1)
     wanted = blocks if most is None else min(blocks, max(most, 2 * band))
@@ -119,9 +114,9 @@ def values_of(
     counts: Tensor,
     lag: int,
     first_ctas: int,
-    rooms: Mapping[str, Any] | None = None,
+    rooms: dict[str, Any],
 ) -> dict[str, Any]:
-    """Give the members of the kernel's parameters for two problems that are `prepared`."""
+    """Give the members of the kernel's parameters for two problems that are `prepared`. `rooms`: by `rooms_of`."""
     names = {each.name for each in params_of(config).fields}
     of_second = {f"second.{name}": value for name, value in launch.values_of(second, config, **NOTHING).items()}
     return {
@@ -132,16 +127,15 @@ def values_of(
         "blocks": (counts.numel() - COUNTS) // COUNTS_OF_BLOCK,
         "slots": first.d.shape[0] // BLOCK_M,
         "lag": lag,
-        "b_ahead": B_AHEAD,
         "first_ctas": first_ctas,
         "groups.rows": second.d.shape[0],
-        **(nobody() if rooms is None else rooms),
+        **rooms,
     }
 
 
 OF_ROOMS = "results", "pitch", "scales_at", "topk", "max_tokens", "row_bytes"
 OF_MEETING = "rooms", "flags", "rank", "ranks"
-OF_KERNEL = "blocks", "slots", "lag", "b_ahead", "first_ctas", "second_sfb_stride"
+OF_KERNEL = "blocks", "slots", "lag", "first_ctas", "second_sfb_stride"
 NOTHING: dict[str, Any] = dict.fromkeys((*OF_ROOMS, *OF_MEETING, *OF_KERNEL), 0)
 
 
@@ -153,11 +147,11 @@ def start(
     lag: int,
     num_sms: int,
     share: float,
-    rooms: Mapping[str, Any] | None = None,
+    rooms: dict[str, Any],
 ) -> None:
     """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros.
 
-    `rooms`: where rows of the first A are fetched from, by `rooms_of`; None: A has them.
+    `rooms`: where rows of the first A are fetched from, by `rooms_of`.
     """
     slots, least = first.d.shape[0] // BLOCK_M, slots_for(second.d.shape[0], first.groups, 1, config.raster_group)
     if slots < least or slots & (slots - 1):
@@ -172,39 +166,7 @@ def start(
     FP8_GEMM.run(config, values, ctas, first.d.get_device())
 
 
-def takes(node: Node, w2: Rows) -> bool:
-    """Tell whether both products of these ranks, whose first one activates in any case, are one kernel."""
-    return IS_ON and node.room.ranks >= rows_to_addresses.LEAST_RANKS and not is_packed(w2)
-
-
 def run(
-    a: Operand,
-    w1: Operand,
-    w2: Operand,
-    ends: Tensor,
-    addresses: Tensor,
-    counts: Tensor,
-    *,
-    limit: float | None = None,
-    lag: int = LAG,
-    share: float = SHARE,
-    slots: int | None = None,
-    config: GemmConfig | None = None,
-) -> None:
-    """Multiply each row by its group's `w1`, activate, cast, multiply by `w2`; store the result at the row's address.
-
-    `counts`: int32 `[counts_for(...)]`, zeros before and after. `slots`: blocks of the ring, by `slots_for`.
-    """
-    rows, intermediate = a[0].shape[0], w2[0].shape[2]
-    num_sms = num_sms_of(gpu_of(addresses.get_device()).num_sms)
-    most = SLOTS if num_sms > 1 else None
-    middle = ring(slots_for(rows, w1[0].shape[0], most) if slots is None else slots, intermediate, a[0])
-    first, second = problems(a, w1, middle, w2, ends, addresses, limit)
-    config = config or config_for(first.k, second.k)
-    start(launch.prepared(first, config), launch.prepared(second, config), config, counts, lag, num_sms, share)
-
-
-def run_fetched(
     node: Node,
     rows: ExpertRows,
     w1: Operand,
@@ -215,7 +177,10 @@ def run_fetched(
     share: float = SHARE,
     most: int | None = SLOTS,
 ) -> None:
-    """Do the same with rows that the kernel fetches from a node's rooms. Rings have up to `most` blocks."""
+    """Multiply each row of a node's rooms by its expert's `w1`, activate, cast, multiply by `w2`, store at its place.
+
+    Rings have up to `most` blocks of rows.
+    """
     count, device = rows.token_of.shape[0], rows.token_of.device
     num_sms = num_sms_of(gpu_of(device.index).num_sms)
     slots = slots_for(count, node.experts, most if num_sms > 1 else None)
@@ -223,6 +188,6 @@ def run_fetched(
     a, middle = ring(slots, node.room.hidden, like), ring(slots, w2[0].shape[2], like)
     addresses = empty("addresses of results", (count,), torch.int64, device)
     first, second = problems(a, w1, middle, w2, rows.ends, addresses, limit)
-    config = config_for(first.k, second.k, output=OUTPUT_OF_FETCHED)
+    config = config_for(first.k, second.k)
     first, second = launch.prepared(first, config), launch.prepared(second, config)
     start(first, second, config, node.counts, lag, num_sms, share, rooms_of(node, rows, first, addresses))

@@ -130,11 +130,10 @@ class Node:
 
 def alone(memory: Tensor) -> dict[str, Any]:
     """Give the same members for a kernel that meets no other rank and reads one memory alone."""
-    return {**nobody(), "meeting.rooms": (memory,)}
+    return {**_nobody(), "meeting.rooms": (memory,)}
 
 
 @cache
-def nobody() -> dict[str, Any]:
-    """Give the same members for a kernel that reads no memory of ranks."""
+def _nobody() -> dict[str, Any]:
     of_meeting = Params.of_source('#include "meeting.cuh"\n', "Meeting", {"kMaxRanks": MAX_RANKS})
     return {f"meeting.{field.name}": b"" if field.is_bytes else 0 for field in of_meeting.fields}

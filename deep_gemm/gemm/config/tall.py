@@ -174,7 +174,7 @@ class GemmConfig(Config, Output):
         if self.keeps_row_scales:
             return 24, 240
         searches_ids_with_row_scales = self.work.reads_ids and self.loads_sfb
-        searches_more = self.cuts_last_tiles or self.work.fetches_rows
+        searches_more = self.cuts_last_tiles or self.work.is_twice
         if searches_more or (searches_ids_with_row_scales and self.num_math_warpgroups == 2):
             return 56, 224
         return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
@@ -539,7 +539,6 @@ class GemmConfig(Config, Output):
             "kSkipsMid": epilogue.skips_mid,
             "kToAddresses": epilogue.has_row_addresses,
             "kMayRunBeside": epilogue.may_run_beside,
-            "kFetchesRows": work.fetches_rows,
             "kLoopsInBatches": not work.is_along_k,
             "kLoadsScalesByAddress": work.is_along_k,
         }

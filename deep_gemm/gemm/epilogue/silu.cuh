@@ -74,12 +74,6 @@ DEVICE void transpose(uint32_t (&words)[4], uint32_t lane) {
   }
 }
 
-// The place of a row in D; the end of the group's if the tile above stores it.
-DEVICE uint32_t row_to_store(const Tile& tile, uint32_t row) {
-  const bool is_stored = kToAddresses && row < tile.row_m + tile.stored_before;
-  return first_row_of_d(tile) + ((is_stored ? tile.end_m : row) - tile.row_m);
-}
-
 // Stores a warpgroup's tiles.
 struct Output {
   uint32_t warpgroup;
@@ -95,8 +89,8 @@ struct Output {
     for (uint32_t unit = 0; unit < kUnits; unit += kUnitsOfScale)
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half)
-        store_row(p.activation, p.d, p.d_pitch, total, unit, half, row_to_store(tile, first_row + row_of_unit(unit) + half * 8),
-                  row_to_store(tile, tile.end_m), (tile.row_n + column_of_unit(unit)) / 2);
+        store_row(p.activation, p.d, p.d_pitch, total, unit, half, first_row + row_of_unit(unit) + half * 8, tile.end_m,
+                  (tile.row_n + column_of_unit(unit)) / 2);
     if (runs_beside(p)) count_stored(p, tile);
   }
 

@@ -39,7 +39,7 @@ struct Output {
 
   DEVICE Output(OutputStorage& storage, OutputBarriers& barriers, uint32_t warpgroup)
       : first(nothing, no_barriers, warpgroup), second(storage.rows, barriers.rows, warpgroup) {
-    if (kFetchesRows) second.parity = 1;  // the storing warp gives its buffer when it has brought its rows
+    second.parity = 1;  // the storing warp gives its buffer when it has brought its rows
   }
 
   DEVICE void expect(const Params&, const Tile&) {}
@@ -59,22 +59,18 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
   of_second::RowsToStore<64> rows;
   Share share;
   uint32_t parity = 0;
-  if constexpr (kFetchesRows) {
-    tiles.fetch_first_band(storage.rows.buffers + warpgroup * 4 * of_second::kWarpBytes);
-    ptx::syncwarp();  // all lanes have read their copies
-    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.rows.free[warpgroup]);
-  }
+  tiles.fetch_first_band(storage.rows.buffers + warpgroup * 4 * of_second::kWarpBytes);
+  ptx::syncwarp();  // all lanes have read their copies
+  if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.rows.free[warpgroup]);
   for (Tile tile; tiles.next(tile);) {
     share.set(tile, warpgroup);
     if (!share.is_any) continue;
-    if (!kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);
     ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity);
-    if (tile.is_second && ptx::lane_index() == 0) count_read(p, tile);
-    if (kFetchesRows && tile.is_second) rows.expect(p.second, tile, warpgroup * 64);  // fetched with the rows
-    if (tile.is_second)
+    if (ptx::lane_index() == 0) count_tile(p, tile);
+    if (tile.is_second) {
+      rows.expect(p.second, tile, warpgroup * 64);  // their addresses came with the rows
       rows.store(p.second, storage.rows.buffers + warpgroup * 4 * of_second::kWarpBytes, tile.row_n);
-    else if (ptx::lane_index() == 0)
-      count_written(p, tile);
+    }
     ptx::syncwarp();  // all lanes have read the rows: they have stored them
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.rows.free[warpgroup]);
     parity ^= 1;

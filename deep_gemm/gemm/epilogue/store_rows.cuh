@@ -50,7 +50,7 @@ struct RowsToStore {
       const uint32_t row_of_part = i * 32 + ptx::lane_index(), row = first_row + row_of_part, row_m = tile.row_m + row;
       addresses[i] = {0, 0};
       if (row_of_part < kRows && row >= tile.stored_before && row_m < tile.end_m)
-        addresses[i] = ptx::ld_global_v2_b32(p.d + uint64_t{first_row_of_d(tile) + row} * 8);
+        addresses[i] = ptx::ld_global_v2_b32(p.d + uint64_t{first_address_of(tile) + row} * 8);
     }
   }
 

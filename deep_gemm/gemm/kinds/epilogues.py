@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...core.check.recipes import BFLOAT16, E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
-from .works import ENDS, FETCHED, TWICE, Named, Work
+from .works import ENDS, TWICE, Named, Work
 
 
 def store(d: Tensor, c: Tensor | None, sums: Tensor) -> None:
@@ -127,9 +127,7 @@ SILU_THEN_ROWS = Epilogue(
     output_bytes=2,
     work=TWICE,
 )
-"""Of two products in turns: SILU_OF_HALVES makes A of the second, whose rows go TO_ADDRESSES."""
-SILU_OF_FETCHED = replace(SILU_THEN_ROWS, work=FETCHED)
-"""The same of rows that the kernel fetches."""
+"""Of two products by one kernel: SILU_OF_HALVES makes A of the second, whose rows go TO_ADDRESSES."""
 SILU_IN_BF16 = Epilogue(
     source="activated",
     gates="activated",
@@ -144,5 +142,5 @@ SILU_IN_BF16 = Epilogue(
 
 def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:
     """List epilogues of FP8 that are made for one kind of work, with it and each of their operands."""
-    all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES, SILU_THEN_ROWS, SILU_OF_FETCHED
+    all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES, SILU_THEN_ROWS
     return [(each, each.work, operands) for each in all_of_them if each.work is not None for operands in each.operands]

@@ -76,9 +76,7 @@ class Work(Named):
     alignment: int = 1
     """Alignment of the file's shared memory."""
     is_twice: bool = False
-    """Tiles are of two products, and a tile of the second waits for a band of the first."""
-    fetches_rows: bool = False
-    """Rows of the first of two products are fetched from the rooms of a node's ranks, into a ring."""
+    """Tiles are of two products. Rows of the first are fetched from the rooms of a node's ranks, into a ring."""
     band: int = 0
     """Tiles along m that the raster takes before it moves on along n; 0: as many as the tile's shape wants."""
     tile_slots: int = TILE_SLOTS
@@ -129,11 +127,16 @@ IDS = Work(
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
 """Rows stacked by group, and where each group's rows end."""
 TWICE = replace(
-    ENDS, name="ends twice", kernel="m_grouped_twice", source="rows_twice", is_twice=True, band=8, tile_slots=2, more_bytes=16
+    ENDS,
+    name="ends twice",
+    kernel="m_grouped_twice",
+    source="rows_twice",
+    is_twice=True,
+    band=8,
+    tile_slots=2,
+    more_bytes=STAGING_BYTES,
 )
-"""The same for two products in turns: A of the second one is the result of the first."""
-FETCHED = replace(TWICE, name="ends twice, fetched", fetches_rows=True, more_bytes=STAGING_BYTES)
-"""The same, and the kernel fetches rows of the first one's A."""
+"""The same for two products: the kernel fetches A of the first one, whose result is A of the second."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""
 DEPTHS = Work(
@@ -178,4 +181,4 @@ SUM = Work(
     name="sum", kernel="sum", source="sums", number=6, line="{groups} x {m} x {n} x {k}, added up, runs", is_summed=True
 )
 """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
-WORKS = (DENSE, IDS, ENDS, TWICE, FETCHED, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
+WORKS = (DENSE, IDS, ENDS, TWICE, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)

@@ -1,5 +1,5 @@
 // Tiles of groups of rows: the share of a warpgroup, rows that are not the group's, loads, and places in D. The file of a kind
-// of work includes this one behind its Tile, kHasWholeD, `product_of`, `end_of_a` and `first_row_of_d`.
+// of work includes this one behind its Tile, kHasWholeD, `product_of`, `end_of_a` and `first_address_of`.
 #pragma once
 
 // A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows; its first units if the tile is

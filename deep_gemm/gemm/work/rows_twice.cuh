@@ -1,9 +1,10 @@
-// Both products of experts' rows by one kernel. The first activates: its D is the middle, A of the second product, whose rows go to
-// addresses. The middle lies in a ring: block b of 128 rows has slot b % slots, so a few blocks of memory are enough.
+// Both products of experts' rows by one kernel. Finding warps fetch the rows: work/fetch_rows.cuh. The first product activates: its D is
+// the middle, A of the second product, whose rows go to addresses. Rows and middle lie in rings: block b of 128 rows has slot
+// b % slots of either, so a few blocks of memory are enough.
 //
 //   finding warp       claims tiles of its CTA's product --queue--> all other roles
-//   loading thread     first product:  read[b - slots] --acquire--> the slot is free
-//                      second product: whole[b] --acquire, fence--> loads the slot by TMA
+//   loading thread     first product:  fetched[b], read[b - slots] --acquire, fence--> loads the slot of rows; that of the middle is free
+//                      second product: whole[b] --acquire, fence--> loads the slot of the middle
 //   math warps         the first's rows --store--> slot;  the second's --> shared memory
 //   storing warps      first product: fence, release --> whole[b];  second: release --> read[b], rows --> addresses
 //
@@ -14,8 +15,6 @@
 // so their first product is over. No tile ahead of one of the second waits for a slot: CTAs of the second role have
 // tiles of the second there, and the others claim these when their last tile of the first has its slot. So CTAs of both roles
 // have to run.
-//
-// With kFetchesRows rows of A lie in such a ring too, and finding warps fetch them: work/fetch_rows.cuh.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -32,11 +31,11 @@
 
 // Counters from which CTAs claim numbers.
 enum class Next : uint32_t {
-  kOfAll,     // tiles of the first product up to `lag`, for all CTAs
-  kFirst,     // the tiles of the first product behind them
-  kSecond,    // tiles of the second
+  kOfAll,      // tiles of the first product up to `lag`, for all CTAs
+  kFirst,      // the tiles of the first product behind them
+  kSecond,     // tiles of the second
   kRowsOfAll,  // units of the first band's rows, for all warps that may fetch
-  kRows,      // the units behind them
+  kRows,       // the units behind them
   kCounters,
 };
 
@@ -48,8 +47,8 @@ struct Counts {
 
 // Counts of blocks of rows, one behind another. A tile adds kPartsOfTile to a count of its block.
 enum class Of : uint32_t {
-  kWhole,  // tiles of the first product that are written
-  kRead,   // tiles of the second product that are multiplied
+  kWhole,    // tiles of the first product that are written
+  kRead,     // tiles of the second product that are multiplied
   kFetched,  // units of rows: each adds 1
   kCounts,
 };
@@ -66,7 +65,6 @@ struct Params : Product {
   uint32_t blocks;             // that there may be
   uint32_t slots;              // blocks that a ring has room for: a power of two
   uint32_t lag;                // tiles of the first product that all CTAs may claim: of blocks up to `slots`
-  uint32_t b_ahead;            // k-blocks of B that are asked for while a tile waits
   uint32_t first_ctas;         // CTAs that take the first product as long as it has tiles
 };
 
@@ -76,7 +74,7 @@ DEVICE uint32_t* count_of(const Params& p, Of of, uint32_t block) {
 
 struct WorkStorage {
   TileQueue queue;
-  alignas(16) uint8_t staging[kFetchesRows ? kStagingBytes : 16];  // of the finding warp
+  alignas(16) uint8_t staging[kStagingBytes];  // of the finding warp
 
   DEVICE void init() { queue.init(kNumMathWarps + kStoringWarps + 1); }  // all roles but the dealing warp take
 };
@@ -84,17 +82,15 @@ struct WorkStorage {
 // ---- Tiles
 
 struct Tile {
-  uint32_t row_m;  // first row, of A
+  uint32_t row_m;  // first row, of the slot
   uint32_t row_n;  // first column of the product
   uint32_t end_m;  // where the group's rows end, if all of them lay behind this row
   uint32_t group;
-  uint32_t block = 0;          // the number of its block of rows
-  uint32_t row_d = 0;          // first row of the middle, or of the table of addresses
-  uint32_t stored_before = 0;  // how many of its first rows the tile above stores
-  bool is_second = false;      // it is a tile of the second product
+  uint32_t block = 0;      // the number of its block of rows
+  uint32_t row = 0;        // first row, of all rows
+  bool is_second = false;  // it is a tile of the second product
   static constexpr bool is_narrow = false;
-
-  DEVICE bool is_in_ring() const { return kFetchesRows || is_second; }  // its rows of A
+  static constexpr uint32_t stored_before = 0;
 };
 
 using TileToLoad = Tile;
@@ -110,50 +106,22 @@ constexpr bool kHasWholeD = false;
 
 // Marks the end of the tiles: any other tile ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
-// A tile's second word in the queue holds its column of tiles, then its block; the last one holds the group, then
-// `stored_before`. Its highest bit says which product.
-constexpr uint32_t kColumnBits = 12, kGroupBits = 24;
-static_assert(kBlockM <= 128, "a count of rows in 7 bits");
+// A tile's second word in the queue holds its column of tiles, then its block; the last one's highest bit says which product.
+constexpr uint32_t kColumnBits = 12;
 
-// ---- The middle: written by a warpgroup, read by TMA of any CTA
+// ---- Counts: the middle is written by a warpgroup, and read by TMA of any CTA
 
 // A warpgroup's part of a tile, or all of it if the other warpgroup has no rows.
 DEVICE uint32_t parts_of(const Tile& tile) { return tile.row_m + 64 < tile.end_m ? kPartsOfTile / 2 : kPartsOfTile; }
 
-// By a thread of a storing warp: the math warps have stored the middle.
-DEVICE void count_written(const Params& p, const Tile& tile) {
-  ptx::fence_proxy_async_global();
-  ptx::red_release_gpu_add_b32(count_of(p, Of::kWhole, tile.block), parts_of(tile));
+// By a thread of a storing warp: the math warps have stored the middle, or they have multiplied it, so that TMA has read its slot.
+DEVICE void count_tile(const Params& p, const Tile& tile) {
+  if (!tile.is_second) ptx::fence_proxy_async_global();
+  ptx::red_release_gpu_add_b32(count_of(p, tile.is_second ? Of::kRead : Of::kWhole, tile.block), parts_of(tile));
 }
 
-// The same: they have multiplied the slot, so TMA has read it.
-DEVICE void count_read(const Params& p, const Tile& tile) {
-  ptx::red_release_gpu_add_b32(count_of(p, Of::kRead, tile.block), parts_of(tile));
-}
-
-// The row of B for a column of a product. In the first one kGateColumns of gate and kGateColumns of up take turns.
-DEVICE uint32_t row_of_b(const Product& p, const Tile& tile, uint32_t column) {
-  if (tile.is_second) return column;
-  constexpr uint32_t kTurn = 2 * kGateColumns;
-  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : p.n / 2);
-}
-
-// Asks the L2 for the tile's first k-blocks of B, so that memory has work while the loading thread waits for rows.
-DEVICE void prefetch_b(const Params& p, const Tile& tile) {
-  const Product& of = product_of(p, tile);
-  const uint32_t blocks = ceil_div(of.k, kBlockK), asked = blocks < p.b_ahead ? blocks : p.b_ahead;
-#pragma unroll 1
-  for (uint32_t k_block = 0; k_block < asked; ++k_block)
-#pragma unroll
-    for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB)
-      ptx::tma_prefetch_3d(&of.map_b, k_block * kBlockK, row_of_b(of, tile, tile.row_n + row), tile.group);
-}
-
-DEVICE void wait_for_count(const Params& p, const Tile& tile, Of of, uint32_t block, uint32_t needed) {
-  const uint32_t* const count = count_of(p, of, block);
-  if (ptx::ld_acquire_gpu_b32(count) >= needed) return;
-  prefetch_b(p, tile);
-  while (ptx::ld_acquire_gpu_b32(count) < needed) {
+DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t needed) {
+  while (ptx::ld_acquire_gpu_b32(count_of(p, of, block)) < needed) {
   }
 }
 
@@ -161,11 +129,13 @@ DEVICE void wait_for_count(const Params& p, const Tile& tile, Of of, uint32_t bl
 DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
   if (tile.end_m == kNoMoreTiles.end_m) return;
   const uint32_t rows = tile.end_m - tile.row_m < kBlockM ? tile.end_m - tile.row_m : kBlockM;
-  if (tile.is_second) wait_for_count(p, tile, Of::kWhole, tile.block, ceil_div(p.n, kBlockN) * kPartsOfTile);
-  if (kFetchesRows && !tile.is_second) wait_for_count(p, tile, Of::kFetched, tile.block, ceil_div(rows, kRowsOfUnit));
-  if (!tile.is_second && tile.block >= p.slots)
-    wait_for_count(p, tile, Of::kRead, tile.block - p.slots, ceil_div(p.second.n, kBlockN) * kPartsOfTile);
-  if (tile.is_in_ring()) ptx::fence_proxy_async_global();
+  if (tile.is_second) {
+    wait_for_count(p, Of::kWhole, tile.block, ceil_div(p.n, kBlockN) * kPartsOfTile);
+  } else {
+    wait_for_count(p, Of::kFetched, tile.block, ceil_div(rows, kRowsOfUnit));
+    if (tile.block >= p.slots) wait_for_count(p, Of::kRead, tile.block - p.slots, ceil_div(p.second.n, kBlockN) * kPartsOfTile);
+  }
+  ptx::fence_proxy_async_global();
 }
 
 // By each finding and storing warp at its end. The last of all leaves zeros: all is claimed, and all counts have been waited for.
@@ -198,12 +168,10 @@ struct Tiles {
   // math warps store a tile when they have taken the next one.
   DEVICE void find_for_others(uint32_t warp) {
     if (warp != 1) return;
+    Unit unit{};
     bool has_tiles = true;
-    if constexpr (kFetchesRows) {
-      Unit unit{};
-      for (bool has_rows = true; has_rows; has_rows = claim_or_fetch(unit))
-        if (has_tiles && storage.queue.is_free(number + ahead)) has_tiles = deal_next();
-    }
+    for (bool has_rows = true; has_rows; has_rows = claim_or_fetch(unit))
+      if (has_tiles && storage.queue.is_free(number + ahead)) has_tiles = deal_next();
     while (has_tiles) storage.queue.wait_until_free(number + ahead), has_tiles = deal_next();
     leave_zeros(p);
   }
@@ -215,8 +183,8 @@ struct Tiles {
 
   DEVICE void deal(const Tile& tile) {
     if (ptx::lane_index() == 0)
-      storage.queue.deal(number, {tile.row_m, tile.row_n / kBlockN | tile.block << kColumnBits, tile.end_m,
-                                  tile.group | tile.stored_before << kGroupBits | static_cast<uint32_t>(tile.is_second) << 31});
+      storage.queue.deal(number, {tile.row, tile.row_n / kBlockN | tile.block << kColumnBits, tile.end_m,
+                                  tile.group | static_cast<uint32_t>(tile.is_second) << 31});
     ptx::syncwarp();
     ++number;
   }
@@ -228,11 +196,9 @@ struct Tiles {
     ptx::Uint4 words = dealt;
     if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
       words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
-    const uint32_t block = words.y >> kColumnBits, row_of_slot = block % p.slots * kBlockM;
-    tile.block = block, tile.row_n = (words.y & ((1u << kColumnBits) - 1)) * kBlockN;
-    tile.group = words.w & ((1u << kGroupBits) - 1), tile.is_second = words.w >> 31 != 0;
-    tile.stored_before = words.w >> kGroupBits & 127;
-    tile.row_m = tile.is_in_ring() ? row_of_slot : words.x, tile.row_d = tile.is_second ? words.x : row_of_slot - tile.stored_before;
+    tile.block = words.y >> kColumnBits, tile.row_n = (words.y & ((1u << kColumnBits) - 1)) * kBlockN;
+    tile.row = words.x, tile.group = words.w & kGroupOfWord, tile.is_second = words.w >> 31 != 0;
+    tile.row_m = tile.block % p.slots * kBlockM;
     tile.end_m = tile.row_m + (words.z - words.x);
     if constexpr (!kIsWarp) wait_for_operands(p, tile);
     storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
@@ -246,26 +212,32 @@ struct Tiles {
     return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(next, 1) : 0, 0);
   }
 
-  // Deals a tile, which is claimed late, so that CTAs end together; false behind the last one. Behind the first product's tiles it
-  // deals none until all roles have taken these.
+  // Deals a tile, which is claimed late, so that CTAs end together; false behind the last one. It deals none between both products,
+  // until all roles have taken the tiles of the first.
   DEVICE bool deal_next() {
     Tile tile;
-    tile.is_second = from == Next::kSecond;
-    bool is_found = false;
-    if (from == Next::kOfAll) {
-      const uint32_t wanted = claim(from);
-      is_found = wanted < p.lag && find(tile, wanted);
-      if (!is_found && !is_of_second_role()) from = Next::kFirst;
-    }
-    if (!is_found && from != Next::kOfAll) is_found = find(tile, (tile.is_second ? 0 : p.lag) + claim(from));
-    ahead = 0;
-    if (!is_found && !tile.is_second) {
-      from = Next::kSecond, ahead = kTileSlots - 1;
+    if (from != Next::kSecond) {
+      if (find_first(tile)) deal(tile);
+      else from = Next::kSecond, ahead = kTileSlots - 1;
       return true;
     }
+    ahead = 0, tile.is_second = true;
+    const bool is_found = find(tile, claim(from));
     if (!is_found) tile = kNoMoreTiles;
     deal(tile);
     return is_found;
+  }
+
+  // Finds a tile of the first product; false if this CTA takes none any more.
+  DEVICE bool find_first(Tile& tile) {
+    tile.is_second = false;
+    if (from == Next::kOfAll) {
+      const uint32_t wanted = claim(from);
+      if (wanted < p.lag && find(tile, wanted)) return true;
+      from = Next::kFirst;
+      if (is_of_second_role()) return false;
+    }
+    return find(tile, p.lag + claim(from));
   }
 
   // CTAs of both roles take turns, so that both run if few do. The first one never is of the second role.
@@ -280,14 +252,10 @@ struct Tiles {
     Stretches stretches(storage.queue.window);
     FoundTile found{};
     if (!stretches.find(p.groups, tiles_n, wanted, found)) return false;
-    const uint32_t rows = found.stretch.end - found.stretch.first;
     const TileIndex index = place_in_raster(found.number, found.stretch.tiles_m(), tiles_n);
-    tile.row_m = index.m * kBlockM;
-    tile.row_n = index.n * kBlockN;
+    tile.row = found.stretch.first + index.m * kBlockM, tile.row_n = index.n * kBlockN;
     tile.block = (wanted - found.number) / tiles_n + index.m;
-    if (!tile.is_in_ring()) move_up(tile.row_m, rows, kBlockM);
-    tile.stored_before = index.m * kBlockM - tile.row_m;
-    tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
+    tile.end_m = found.stretch.end, tile.group = found.stretch.group;
     return true;
   }
 
@@ -348,8 +316,15 @@ struct Tiles {
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(product_of(p, tile).k); }
 
 // Rows of A that may be loaded: slots have whole blocks.
-DEVICE uint32_t end_of_a(const Tile& tile) { return tile.is_in_ring() ? tile.row_m + kBlockM : tile.end_m; }
-DEVICE uint32_t first_row_of_d(const Tile& tile) { return tile.row_d; }
+DEVICE uint32_t end_of_a(const Tile& tile) { return tile.row_m + kBlockM; }
+DEVICE uint32_t first_address_of(const Tile& tile) { return tile.row; }
+
+// The row of B for a column of a product. In the first one kGateColumns of gate and kGateColumns of up take turns.
+DEVICE uint32_t row_of_b(const Product& p, const Tile& tile, uint32_t column) {
+  if (tile.is_second) return column;
+  constexpr uint32_t kTurn = 2 * kGateColumns;
+  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : p.n / 2);
+}
 
 // ---- B's scales, of gate and up or of two blocks in a line; no C
 
