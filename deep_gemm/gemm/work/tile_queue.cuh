@@ -30,9 +30,10 @@ struct TileQueue {
     ptx::mbarrier_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1);
   }
 
-  // One answer for the warp.
+  // One answer for the warp, whose first lane asks.
   DEVICE bool is_free(uint32_t number) {
-    return ptx::all_sync(ptx::mbarrier_test_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1));
+    return ptx::all_sync(ptx::lane_index() != 0 ||
+                         ptx::mbarrier_test_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1));
   }
 
   DEVICE void deal(uint32_t number, const ptx::Uint4& tile) {
