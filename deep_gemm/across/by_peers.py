@@ -118,8 +118,9 @@ def _decoded(
 
 def _is_one_kernel(node: Node, rows: int, w1: Rows, w2: Rows) -> bool:
     """Tell whether both products are one kernel: both weights are FP8, and the first product activates."""
-    both_fp8 = w1[1] is not None and not is_packed(w1) and not is_packed(w2)
-    return both_fp8 and node.room.ranks >= rows_to_addresses.LEAST_RANKS and activates_in_product(rows, w1[0].shape[1] // 2)
+    if w1[1] is None or is_packed(w1) or is_packed(w2) or node.room.ranks < rows_to_addresses.LEAST_RANKS:
+        return False
+    return activates_in_product(rows, w1[0].shape[1] // 2)
 
 
 def _multiply(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:

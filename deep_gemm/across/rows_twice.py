@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..casts.rules import empty_scales
 from ..core.check.checks import Operand
-from ..core.check.layout import ceil_div
+from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.check.memory import empty
 from ..core.gpu import gpu_of
 from ..core.meeting import Node, Way
@@ -72,6 +72,12 @@ def slots_for(rows: int, groups: int, most: int | None = SLOTS, band: int = TWIC
     blocks = max(blocks_for(rows, groups), 1)
     wanted = blocks if most is None else min(blocks, max(most, 2 * band))
     return 1 << (wanted - 1).bit_length()
+
+
+def bytes_of_rings(rows: int, groups: int, hidden: int, intermediate: int) -> int:
+    """Count the bytes of the rows that a call holds, and of their activations."""
+    of_row = sum(columns + 4 * ceil_div(columns, SCALE_BLOCK) for columns in (hidden, intermediate))
+    return slots_for(rows, groups) * BLOCK_M * of_row
 
 
 def ring(slots: int, columns: int, like: Tensor) -> Operand:

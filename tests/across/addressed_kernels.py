@@ -29,6 +29,7 @@ from deep_gemm.across import gather_rows as gather_rows_kernel
 from deep_gemm.across import message
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
+from deep_gemm.across.rows_twice import COUNTS, COUNTS_OF_BLOCK
 from deep_gemm.casts import lay_scales as scales
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating, activated
@@ -376,19 +377,14 @@ def both_products(config: Any, p: Launched) -> None:
     """Compute both products of experts' rows. No slot of a ring is used again here: the middle has all rows."""
     rows, k, columns = p["groups.rows"], p["k"], p["second.k"]
     assert p["blocks"] >= rows // 128 + p["groups.count"] and p["slots"] * 128 == p["second.m"]
-    assert not at(p["counts"], (4 + 3 * p["blocks"],), INT32).any()
-    if config.work.fetches_rows:
-        a, sfa = torch.zeros(rows, k, dtype=torch.uint8).view(FP8), torch.zeros(-(-k // 128), rows, dtype=FP32)
-        of_rooms = {name.removeprefix("rooms."): value for name, value in p.items() if name.startswith("rooms.")}
-        more = {"num_slots": p["meeting.ranks"] * of_rooms["max_tokens"], "rows": rows, "hidden": k, "pitch": rows}
-        none = {"zeros": p["counts"], "num_zeros": 0, "weights": 0, "slot_bytes": of_rooms["row_bytes"]}
-        to = {"values": a.data_ptr(), "sfa": sfa.data_ptr()}
-        gather_rows(gather_rows_kernel.CONFIGS[1], {**p, **of_rooms, **more, **none, **to})
-        sfa = sfa.t()
-    else:
-        a = at(int(at(p["map_a"], (1,), INT64)) + config.box_rows_of_a * k, (rows, k), FP8)
-        pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
-        sfa = at(int(at(p["map_sfa"], (1,), INT64)), (rows, -(-k // 128)), FP32, (1, pitch))
+    assert not at(p["counts"], (COUNTS + COUNTS_OF_BLOCK * p["blocks"],), INT32).any()
+    a, sfa = torch.zeros(rows, k, dtype=torch.uint8).view(FP8), torch.zeros(-(-k // 128), rows, dtype=FP32)
+    of_rooms = {name.removeprefix("rooms."): value for name, value in p.items() if name.startswith("rooms.")}
+    more = {"num_slots": p["meeting.ranks"] * of_rooms["max_tokens"], "rows": rows, "hidden": k, "pitch": rows}
+    none = {"zeros": p["counts"], "num_zeros": 0, "weights": 0, "slot_bytes": of_rooms["row_bytes"]}
+    to = {"values": a.data_ptr(), "sfa": sfa.data_ptr()}
+    gather_rows(gather_rows_kernel.CONFIGS[1], {**p, **of_rooms, **more, **none, **to})
+    sfa = sfa.t()
     ends = at(p["groups.layout"], (p["groups.count"],), INT32)
     middle = torch.empty(rows, columns, dtype=FP8), torch.empty(-(-columns // 128), rows, dtype=FP32).t()
     limit = None if p["activation.limit"] == inf else p["activation.limit"]
