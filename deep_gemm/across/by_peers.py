@@ -118,7 +118,7 @@ def _decoded(
 
 def _is_one_kernel(node: Node, rows: int, w1: Rows, w2: Rows) -> bool:
     """Tell whether both products are one kernel: both weights are FP8, and the first product activates."""
-    if w1[1] is None or is_packed(w1) or is_packed(w2) or node.room.ranks < rows_to_addresses.LEAST_RANKS:
+    if w1[1] is None or is_packed(w1) or is_packed(w2) or node.room.ranks < rows_twice.LEAST_RANKS:
         return False
     return activates_in_product(rows, w1[0].shape[1] // 2)
 

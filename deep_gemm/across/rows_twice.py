@@ -36,6 +36,8 @@ OUTPUT = Output(work=TWICE, epilogue=SILU_THEN_ROWS)
 BLOCK_M, BLOCK_N = 128, 256
 COUNTS, COUNTS_OF_BLOCK = 6, 3
 """Words of `Counts` in gemm/work/rows_twice.cuh, and of a block."""
+LEAST_RANKS = 2
+"""Both products are one kernel on at least this many ranks: a single one has no link to keep busy."""
 SLOTS = 64
 """Blocks of the ring."""
 LAG = 132
@@ -113,36 +115,10 @@ def rooms_of(node: Node, rows: ExpertRows, first: Problem, addresses: Tensor) ->
     return {**{f"rooms.{name}": value for name, value in of_rooms.items()}, **node.meeting(Way.THERE)}
 
 
-def values_of(
-    first: Problem,
-    second: Problem,
-    config: GemmConfig,
-    counts: Tensor,
-    lag: int,
-    first_ctas: int,
-    rooms: dict[str, Any],
-) -> dict[str, Any]:
-    """Give the members of the kernel's parameters for two problems that are `prepared`. `rooms`: by `rooms_of`."""
-    names = {each.name for each in params_of(config).fields}
-    of_second = {f"second.{name}": value for name, value in launch.values_of(second, config, **NOTHING).items()}
-    return {
-        **launch.values_of(first, config, **NOTHING),
-        **{name: value for name, value in of_second.items() if name in names},
-        "second_sfb_stride": of_second["second.groups.sfb_stride"],
-        "counts": counts.data_ptr(),
-        "blocks": (counts.numel() - COUNTS) // COUNTS_OF_BLOCK,
-        "slots": first.d.shape[0] // BLOCK_M,
-        "lag": lag,
-        "first_ctas": first_ctas,
-        "groups.rows": second.d.shape[0],
-        **rooms,
-    }
-
-
-OF_ROOMS = "results", "pitch", "scales_at", "topk", "max_tokens", "row_bytes"
-OF_MEETING = "rooms", "flags", "rank", "ranks"
+OF_ROOMS = "results", "pitch", "scales_at", "topk", "max_tokens", "row_bytes", "rooms", "flags", "rank", "ranks"
 OF_KERNEL = "blocks", "slots", "lag", "first_ctas", "second_sfb_stride"
-NOTHING: dict[str, Any] = dict.fromkeys((*OF_ROOMS, *OF_MEETING, *OF_KERNEL), 0)
+NOTHING: dict[str, Any] = dict.fromkeys((*OF_ROOMS, *OF_KERNEL), 0)
+"""Parameters of the kernel that no product has, by the last part of their names."""
 
 
 def start(
@@ -167,33 +143,32 @@ def start(
         if ctas < 2:
             raise ValueError(f"middle: expected a slot for each block of rows, as a single CTA runs, got {slots} slots")
         lag = min(lag, (slots - config.raster_group + 1) * ceil_div(first.n, config.block_n))
-    first_ctas = max(1, min(round(share * ctas), ctas - 1))
-    values = values_of(first, second, config, counts, lag, first_ctas, rooms)
+    names = {each.name for each in params_of(config).fields}
+    of_second = {f"second.{name}": value for name, value in launch.values_of(second, config, **NOTHING).items()}
+    values = {
+        **launch.values_of(first, config, **NOTHING),
+        **{name: value for name, value in of_second.items() if name in names},
+        "second_sfb_stride": of_second["second.groups.sfb_stride"],
+        "counts": counts.data_ptr(),
+        "blocks": (counts.numel() - COUNTS) // COUNTS_OF_BLOCK,
+        "slots": slots,
+        "lag": lag,
+        "first_ctas": max(1, min(round(share * ctas), ctas - 1)),
+        "groups.rows": second.d.shape[0],
+        **rooms,
+    }
     FP8_GEMM.run(config, values, ctas, first.d.get_device())
 
 
-def run(
-    node: Node,
-    rows: ExpertRows,
-    w1: Operand,
-    w2: Operand,
-    *,
-    limit: float | None = None,
-    lag: int = LAG,
-    share: float = SHARE,
-    most: int | None = SLOTS,
-) -> None:
-    """Multiply each row of a node's rooms by its expert's `w1`, activate, cast, multiply by `w2`, store at its place.
-
-    Rings have up to `most` blocks of rows.
-    """
+def run(node: Node, rows: ExpertRows, w1: Operand, w2: Operand, *, limit: float | None = None) -> None:
+    """Multiply rows of a node's rooms by their experts' `w1`, activate, cast, multiply by `w2`, store in the rooms."""
     count, device = rows.token_of.shape[0], rows.token_of.device
     num_sms = num_sms_of(gpu_of(device.index).num_sms)
-    slots = slots_for(count, node.experts, most if num_sms > 1 else None)
+    slots = slots_for(count, node.experts, SLOTS if num_sms > 1 else None)
     like = empty("nothing", (0,), torch.float8_e4m3fn, device)
     a, middle = ring(slots, node.room.hidden, like), ring(slots, w2[0].shape[2], like)
     addresses = empty("addresses of results", (count,), torch.int64, device)
     first, second = problems(a, w1, middle, w2, rows.ends, addresses, limit)
     config = config_for(first.k, second.k)
     first, second = launch.prepared(first, config), launch.prepared(second, config)
-    start(first, second, config, node.counts, lag, num_sms, share, rooms_of(node, rows, first, addresses))
+    start(first, second, config, node.counts, LAG, num_sms, SHARE, rooms_of(node, rows, first, addresses))

@@ -411,9 +411,6 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
         pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
         sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
     b = weights_of(p, is_fp4=config.converts_b, of=config.sfb)
-    if config.epilogue.may_run_beside and p.get("beside.stored"):  # the next tile of the second product, then counts
-        assert not at(p["beside.next_tile"], (1 + -(-m // 64) + p["groups.count"],), INT32).any()
-        assert p["beside.stored"] == p["beside.next_tile"] + 4
     layout, ids = layout_of(config, p)
     if config.epilogue.has_row_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW

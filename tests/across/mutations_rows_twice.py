@@ -31,7 +31,7 @@ _WORK, _FETCH, _EPILOGUE, _STORE = (
 _COUNT = "  ptx::red_release_gpu_add_b32(count_of(p, tile.is_second ? Of::kRead : Of::kWhole, tile.block), parts_of(tile));\n"
 _WRITER = "  if (!tile.is_second) ptx::fence_proxy_async_global();\n"
 _SLOT = "if (tile.block >= p.slots) wait_for_count("
-_READ = """    ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity);
+_READ = """    ptx::mbarrier_wait_parity(&barriers.ready[warpgroup], parity);
     if (ptx::lane_index() == 0) count_tile(p, tile);
 """
 _READ_AHEAD = "".join(reversed(_READ.splitlines(keepends=True)))

@@ -18,7 +18,7 @@ from rank_threads import Ranks
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import by_peers, experts, rows_to_addresses
+from deep_gemm.across import by_peers, experts, rows_twice
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
@@ -37,7 +37,7 @@ Given = tuple[Tensor, Tensor, Tensor]
 
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
-    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if form == "twice" else 9)
+    monkeypatch.setattr(rows_twice, "LEAST_RANKS", 1 if form == "twice" else 9)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     monkeypatch.setitem(globals(), "HIDDEN", 256)
     take(form, monkeypatch)
     node = Node(monkeypatch, world, with_fp4(world * HERE, which))
-    names = FORMS["few" if "w1" in which or form == "few" else "activated"]  # of FP4 rows are activated behind the product
+    names = FORMS["few" if "w1" in which or form == "few" else "activated"]  # FP4 is activated behind the product
 
     def of_rank(rank: int) -> None:
         layer = node.layer(rank)

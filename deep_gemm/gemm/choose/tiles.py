@@ -162,8 +162,6 @@ ROWS_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 """A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
 ROWS_APART = (Tile(64, 256), Tile(128, 256))
 """Gate and up of the same columns in two units of one warpgroup."""
-TWICE_TILE = Tile(128, 256)
-"""The tile of both products."""
 DEPTHS_TILES = (Tile(64, 64), Tile(128, 96), Tile(128, 128), Tile(256, 128))
 LARGEST = DEPTHS_TILES[-1]
 SHARING_A = replace(LARGEST, cluster_n=2)
@@ -206,7 +204,7 @@ def _tiles_for_rows(output: Output) -> tuple[Tile, ...]:
     if output.b == E2M1:
         return (*ROWS_FP4, FEW_FP4) if output.is_fp32 or output.with_c else (*ROWS_FP4, Tile(256, 128), FEW_FP4)
     if output.work.is_twice:
-        return (TWICE_TILE,)
+        return ROWS_APART[1:]
     if output.epilogue.activates:
         return ROWS_APART if output.epilogue.gates_apart else ROWS_SILU
     usual = ROWS_COUNTS if by_counts else ROWS

@@ -480,7 +480,8 @@ class GemmConfig(Config, Output):
         scales = "by_slot" if self.converts_b else "by_halves" if epilogue.activates else scales
         convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
         has_params = work.groups_rows and not work.is_twice
-        of_rows = {"ROWS_PARAMS": f"work/rows{epilogue.params}_params.cuh"} if has_params else {}
+        params = "_silu" if epilogue.activates else ""
+        of_rows = {"ROWS_PARAMS": f"work/rows{params}_params.cuh"} if has_params else {}
         gates = {} if epilogue.gates in (None, stores) else {"GATES": f"epilogue/{epilogue.gates}.cuh"}
         return {
             "DESTINATION": f"epilogue/{epilogue.destination}.cuh",
@@ -538,7 +539,6 @@ class GemmConfig(Config, Output):
             "kSfbIsPerRow": self.loads_sfb,
             "kSkipsMid": epilogue.skips_mid,
             "kToAddresses": epilogue.has_row_addresses,
-            "kMayRunBeside": epilogue.may_run_beside,
             "kLoopsInBatches": not work.is_along_k,
             "kLoadsScalesByAddress": work.is_along_k,
         }

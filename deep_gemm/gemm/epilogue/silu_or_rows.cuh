@@ -21,24 +21,18 @@ using of_second::leave;
 using of_second::prefetch_d;
 using of_second::prefetch_output_map;
 
-struct OutputStorage {
-  of_second::OutputStorage rows;
-};
+struct OutputStorage : of_first::OutputStorage, of_second::OutputStorage {};  // the first's are empty
 
-struct OutputBarriers {
-  of_second::OutputBarriers rows;
-
-  DEVICE void init() { rows.init(); }
+struct OutputBarriers : of_first::OutputBarriers, of_second::OutputBarriers {
+  using of_second::OutputBarriers::init;
 };
 
 struct Output {
-  of_first::OutputStorage nothing;
-  of_first::OutputBarriers no_barriers;
   of_first::Output first;
   of_second::Output second;
 
   DEVICE Output(OutputStorage& storage, OutputBarriers& barriers, uint32_t warpgroup)
-      : first(nothing, no_barriers, warpgroup), second(storage.rows, barriers.rows, warpgroup) {
+      : first(storage, barriers, warpgroup), second(storage, barriers, warpgroup) {
     second.parity = 1;  // the storing warp gives its buffer when it has brought its rows
   }
 
@@ -59,20 +53,20 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
   of_second::RowsToStore<64> rows;
   Share share;
   uint32_t parity = 0;
-  tiles.fetch_first_band(storage.rows.buffers + warpgroup * 4 * of_second::kWarpBytes);
+  tiles.fetch_first_band(storage.buffers + warpgroup * 4 * of_second::kWarpBytes);
   ptx::syncwarp();  // all lanes have read their copies
-  if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.rows.free[warpgroup]);
+  if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.free[warpgroup]);
   for (Tile tile; tiles.next(tile);) {
     share.set(tile, warpgroup);
     if (!share.is_any) continue;
-    ptx::mbarrier_wait_parity(&barriers.rows.ready[warpgroup], parity);
+    ptx::mbarrier_wait_parity(&barriers.ready[warpgroup], parity);
     if (ptx::lane_index() == 0) count_tile(p, tile);
     if (tile.is_second) {
       rows.expect(p.second, tile, warpgroup * 64);  // their addresses came with the rows
-      rows.store(p.second, storage.rows.buffers + warpgroup * 4 * of_second::kWarpBytes, tile.row_n);
+      rows.store(p.second, storage.buffers + warpgroup * 4 * of_second::kWarpBytes, tile.row_n);
     }
     ptx::syncwarp();  // all lanes have read the rows: they have stored them
-    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.rows.free[warpgroup]);
+    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.free[warpgroup]);
     parity ^= 1;
   }
   leave_zeros(p);

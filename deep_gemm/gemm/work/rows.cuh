@@ -42,17 +42,14 @@ struct Tile {
   uint32_t end_m;  // where the group's rows end
   uint32_t group;
   bool is_narrow = false;  // it is only the first kUnitN columns
-  uint32_t stored_before = 0;  // how many of its first rows the tile above stores, with kMayRunBeside
+  uint32_t stored_before = 0;  // how many of its first rows the tile above stores, with kToAddresses
 };
 
 using TileToLoad = Tile;
 
 // A tile's last word in the queue holds the group, then `stored_before`. Its highest bit says whether the tile is narrow.
-constexpr uint32_t kGroupBits = kMayRunBeside ? 24 : 31;
-static_assert(!kMayRunBeside || kBlockM <= 128, "a count of rows in 7 bits");
-
-// Tiles that a CTA takes ahead, beside the product whose rows it reads: few, as other CTAs may be idle when that product ends.
-constexpr uint32_t kClaimedAhead = 2;
+constexpr uint32_t kGroupBits = kToAddresses ? 24 : 31;
+static_assert(!kToAddresses || kBlockM <= 128, "a count of rows in 7 bits");
 
 // Marks the end of the tiles: any other tile ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
@@ -76,10 +73,7 @@ struct Tiles {
   // By the loading thread.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
-    for (Tile tile; take<false>(tile);) {
-      if (kToAddresses && runs_beside(p)) ptx::fence_proxy_async_global();  // TMA is going to read rows that threads have stored
-      load(tile);
-    }
+    for (Tile tile; take<false>(tile);) load(tile);
   }
 
   // By the producer's other warps: one finds the tiles, and hands them out.
@@ -113,7 +107,7 @@ struct Tiles {
     if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
       words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
     tile = {words.x, words.y, words.z, words.w & ((1u << kGroupBits) - 1), words.w >> 31 != 0};
-    if constexpr (kMayRunBeside) tile.stored_before = words.w >> kGroupBits & 127;
+    if constexpr (kToAddresses) tile.stored_before = words.w >> kGroupBits & 127;
     storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
     ++number;
     return tile.end_m != kNoMoreTiles.end_m;
@@ -123,10 +117,6 @@ struct Tiles {
 
   DEVICE bool find_next(Tile& tile) {
     FoundTile found{};
-    if (kToAddresses && runs_beside(p)) {
-      if (number >= kClaimedAhead) storage.queue.wait_until_taken(number - kClaimedAhead);
-      next_tile = claim_tile(p);
-    }
     if (!find(p.groups, found)) return false;
     rows = found.stretch.end - found.stretch.first;
     tiles_m = found.stretch.tiles_m();
@@ -137,8 +127,7 @@ struct Tiles {
     const uint32_t rows_of_units = ceil_div(rows - tile.row_m, 64) * 64;
     const uint32_t height = kHasShortTiles && rows_of_units < kBlockM ? rows_of_units : kBlockM;
     move_up(tile.row_m, rows, height);
-    if constexpr (kMayRunBeside) tile.stored_before = index.m * kBlockM - tile.row_m;
-    if (kToAddresses && runs_beside(p)) wait_until_stored(p, found.stretch, tile.row_m);
+    if constexpr (kToAddresses) tile.stored_before = index.m * kBlockM - tile.row_m;
     tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
     if (found.is_second_half) tile.row_n += kUnitN;  // past the last column of D perhaps
     tile.is_narrow = found.is_half;

@@ -62,7 +62,7 @@ _OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.c
 _OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
 _GEMM, _ONCE, _STORE = "fp8_gemm.cuh", "epilogue/split_once.cuh", "epilogue/store.cuh"
 _PARTS, _TILE, _OF_TILE, _COUNTED = "work/k_parts.cuh", "tile.cuh", "work/rows_of_tile.cuh", "work/k_counted.cuh"
-_ACTIVATED, _SILU_PARAMS = "epilogue/activated.cuh", "work/rows_of_layer_params.cuh"
+_ACTIVATED, _SILU_PARAMS = "epilogue/activated.cuh", "work/rows_silu_params.cuh"
 _LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
 
 MUTATIONS = [

@@ -42,7 +42,7 @@ TRIALS = [
 ]
 
 _SILU, _HALVES, _BLOCKS = "epilogue/silu.cuh", "scales/by_halves.cuh", "scales/blocks_of_b.cuh"
-_TURN, _APART, _PARAMS = "epilogue/gates_in_turn.cuh", "epilogue/gates_apart.cuh", "work/rows_of_layer_params.cuh"
+_TURN, _APART, _PARAMS = "epilogue/gates_in_turn.cuh", "epilogue/gates_apart.cuh", "work/rows_silu_params.cuh"
 _OF_TILE, _MAINLOOP, _TILE = "work/rows_of_tile.cuh", "mainloop.cuh", "tile.cuh"
 _GATE = "const float gate = ptx::min_nan(total[at], limit), up = ptx::min_magnitude(total[at + 4], limit);"
 _WEIGHT = "a.row_weights != nullptr && is_there ? ptx::ld_global_f32(a.row_weights + row) : 1.f;"

@@ -1,9 +1,7 @@
-// Rows of groups of a layer's products: of the first, gate and up, which is activated, so that D holds FP8 values, or BF16 where
-// there are no scales; or of the second, whose rows go to addresses.
+// Rows of groups whose product, of gate and up, is activated. D holds the FP8 values, or BF16 where there are no scales.
 #pragma once
 #include "params.cuh"
 #include "work/layout.cuh"
-#include "work/tile_queue.cuh"
 
 // The row of B for a column of the product. In the product kGateColumns of gate and kGateColumns of up take turns. B's
 // rows take the same turns if kGateColumns is 8; if it is more, all rows of gate come first.
@@ -16,5 +14,4 @@ DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {
 struct Params : Product {
   Groups groups;
   Activation activation;
-  Beside beside;
 };
