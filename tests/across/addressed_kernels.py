@@ -196,7 +196,6 @@ def gather_rows(config: Any, p: Launched) -> None:
         p[name] for name in ("num_slots", "rows", "hidden", "slot_bytes", "max_tokens")
     )
     blocks = -(-hidden // 128)
-    at(p["zeros"], (p["num_zeros"],), INT32).zero_()
     source = at(p["token_of"], (rows,), INT32).long()
     assert int(source.max()) < slots
     is_used = source >= 0
@@ -381,7 +380,7 @@ def both_products(config: Any, p: Launched) -> None:
     a, sfa = torch.zeros(rows, k, dtype=torch.uint8).view(FP8), torch.zeros(-(-k // 128), rows, dtype=FP32)
     of_rooms = {name.removeprefix("rooms."): value for name, value in p.items() if name.startswith("rooms.")}
     more = {"num_slots": p["meeting.ranks"] * of_rooms["max_tokens"], "rows": rows, "hidden": k, "pitch": rows}
-    none = {"zeros": p["counts"], "num_zeros": 0, "weights": 0, "slot_bytes": of_rooms["row_bytes"]}
+    none = {"weights": 0, "slot_bytes": of_rooms["row_bytes"]}
     to = {"values": a.data_ptr(), "sfa": sfa.data_ptr()}
     gather_rows(gather_rows_kernel.CONFIGS[1], {**p, **of_rooms, **more, **none, **to})
     sfa = sfa.t()

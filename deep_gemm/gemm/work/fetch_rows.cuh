@@ -93,32 +93,33 @@ struct Fetch {
     }
   }
 
-  // Calls `use` with this lane's pieces of 16 bytes: row of the unit, column, and where they are staged.
+  // Calls `use` with this lane's pieces of 16 bytes of a row: where they are staged, and the column.
   template <typename Use>
-  DEVICE void for_pieces(const Unit& unit, uint32_t first_row, uint32_t first_column, const Use& use) const {
+  DEVICE void for_pieces(uint32_t staged_row, uint32_t first_column, const Use& use) const {
+#pragma unroll 1
+    for (uint32_t first = ptx::lane_index() * 16; first < kStagedColumns; first += 4 * 512)
 #pragma unroll
-    for (uint32_t row = 0; row < kStagedRows; ++row) {
-      if (first_row + row >= unit.rows) break;
-#pragma unroll 4
-      for (uint32_t column = ptx::lane_index() * 16; column < kStagedColumns; column += 512)
-        if (first_column + column < hidden) use(first_row + row, first_column + column, staging + row * kStagedColumns + column);
-    }
+      for (uint32_t column = first; column < first + 4 * 512; column += 512)
+        if (first_column + column < hidden) use(staging + staged_row * kStagedColumns + column, first_column + column);
   }
 
   DEVICE void bring(const Unit& unit, uint32_t token, uint32_t first_row, uint32_t first_column) const {
-    const uint8_t* from[kStagedRows];
-#pragma unroll
-    for (uint32_t row = 0; row < kStagedRows; ++row) from[row] = room_row(ptx::shfl_sync(token, first_row + row));
-    for_pieces(unit, first_row, first_column, [&](uint32_t row, uint32_t column, uint8_t* staged) {
-      ptx::cp_async_16(staged, from[row - first_row] + column);
-    });
+#pragma unroll 1
+    for (uint32_t i = 0; i < kStagedRows && first_row + i < unit.rows; ++i) {
+      const uint8_t* const from = room_row(ptx::shfl_sync(token, first_row + i));
+      for_pieces(i, first_column, [&](uint8_t* staged, uint32_t column) { ptx::cp_async_16(staged, from + column); });
+    }
   }
 
   DEVICE void put(const Unit& unit, uint32_t first_row, uint32_t first_column) const {
     ptx::cp_async_wait_all();
-    for_pieces(unit, first_row, first_column, [&](uint32_t row, uint32_t column, const uint8_t* staged) {
-      const ptx::Uint4 piece = ptx::ld_shared_v4_b32(staged);
-      ptx::st_global_v4_b32(rooms.values + uint64_t{unit.row_of_ring + row} * hidden + column, piece.x, piece.y, piece.z, piece.w);
-    });
+#pragma unroll 1
+    for (uint32_t i = 0; i < kStagedRows && first_row + i < unit.rows; ++i) {
+      uint8_t* const to = rooms.values + uint64_t{unit.row_of_ring + first_row + i} * hidden;
+      for_pieces(i, first_column, [&](const uint8_t* staged, uint32_t column) {
+        const ptx::Uint4 piece = ptx::ld_shared_v4_b32(staged);
+        ptx::st_global_v4_b32(to + column, piece.x, piece.y, piece.z, piece.w);
+      });
+    }
   }
 };
