@@ -1,7 +1,7 @@
 """Both products of experts' rows by one kernel: gemm/work/rows_twice.cuh.
 
-Rows come from the rooms of a node's ranks while others are multiplied, and results leave while first products are
-computed. Rows and the middle between both products lie in rings of blocks. The bits are those of two launches.
+Rows come from the rooms of a node's ranks, and results leave, while products run. Rows and the middle between both
+products lie in rings of blocks. Two launches give the same bits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def config_for(k: int, k_of_second: int, band: int = TWICE.band) -> GemmConfig:
 
 
 def blocks_for(rows: int, groups: int) -> int:
-    """Count the blocks of rows that there may be: the last one of each group may be short."""
+    """Count the most blocks that rows may have: the last one of each group may be short."""
     return min(groups, rows) + rows // BLOCK_M
 
 
@@ -67,7 +67,7 @@ def counts_for(rows: int, groups: int) -> int:
 
 
 def slots_for(rows: int, groups: int, most: int | None = SLOTS, band: int = TWICE.band) -> int:
-    """Count the blocks that a ring has room for: a power of two, up to `most`, or for all blocks that there may be.
+    """Count the blocks that a ring has room for: a power of two, up to `most`, or for all blocks.
 
     With fewer than two bands of the raster, or by a single CTA, a slot that is used again could be waited for in vain.
     """

@@ -44,7 +44,7 @@ class RowsTwiceTrial(Trial):
     lag: int = 0
     share: float = 0.5
     slots: int | None = None
-    """Blocks of a ring at most; None: as many as blocks of rows, so that no slot is used again."""
+    """Blocks of a ring at most; None: all blocks of rows have a slot of their own."""
     late_ctas: int = 0
     """CTAs of the grid that start when others have ended."""
     limit: float | None = None
@@ -94,7 +94,7 @@ class RowsTwiceTrial(Trial):
         return rows_twice.problems(*operands, torch.zeros(first.m, dtype=torch.int64), self.limit)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare results with the CPU's, or with the bits of a ring in which no slot is used again."""
+        """Compare results with the CPU's, or with the bits of a ring whose slots are used once."""
         if self.slots is None:
             return self.results(kernel)[1]
         right, found = replace(self, slots=None).results(None)[0], self.results(kernel)[0]

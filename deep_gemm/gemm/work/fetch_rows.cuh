@@ -33,7 +33,7 @@ struct Unit {
   uint32_t row, rows, row_of_ring, block;
 };
 
-// Fetches rows. By a whole warp, each lane of which reads of `staging` only bytes that it copied there.
+// Fetches rows, by a whole warp. Each lane reads only the bytes of `staging` that it copied there.
 struct Fetch {
   const Rooms& rooms;
   const Meeting& meeting;

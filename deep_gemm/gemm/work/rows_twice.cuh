@@ -3,13 +3,13 @@
 // b % slots of either, so a few blocks of memory are enough.
 //
 //   finding warp       claims tiles of its CTA's product --queue--> all other roles
-//   loading thread     first product:  fetched[b], read[b - slots] --acquire, fence--> loads the slot of rows; that of the middle is free
+//   loading thread     first product:  fetched[b], read[b - slots] --acquire, fence--> loads the slot of rows
 //                      second product: whole[b] --acquire, fence--> loads the slot of the middle
 //   math warps         the first's rows --store--> slot;  the second's --> shared memory
 //   storing warps      first product: fence, release --> whole[b];  second: release --> read[b], rows --> addresses
 //
-// Each CTA has a role. One claims tiles of the first product until there are none, then tiles of the second; the other claims
-// tiles of the second alone. The first `lag` tiles, whose slots are new, are for all. Only the loading thread waits, for its
+// Each CTA has a role. One claims all tiles of the first product, then tiles of the second; the other claims tiles of the second
+// alone. The first `lag` tiles, whose slots are new, are for all. Only the loading thread waits, for its
 // CTA's tiles one by one. Take the unfinished tile of the first product with the smallest number, of block b. It waits for
 // tiles of the second of block b - slots. Blocks of that one's band lie before b's band if `slots` has two bands of the raster,
 // so their first product is over. No tile ahead of one of the second waits for a slot: CTAs of the second role have
@@ -29,7 +29,7 @@
 #include "work/tile_queue.cuh"
 #include SCALES
 
-// Counters from which CTAs claim numbers.
+// Counters. A CTA claims a number by adding 1.
 enum class Next : uint32_t {
   kOfAll,      // tiles of the first product up to `lag`, for all CTAs
   kFirst,      // the tiles of the first product behind them
@@ -41,7 +41,7 @@ enum class Next : uint32_t {
 
 struct Counts {
   uint32_t next[static_cast<uint32_t>(Next::kCounters)];
-  uint32_t over;  // finding and storing warps that have no tiles any more
+  uint32_t over;  // finding and storing warps that have ended
   uint32_t of_blocks[1];
 };
 
@@ -125,7 +125,7 @@ DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t need
   }
 }
 
-// By the loading thread, which is ahead of the math warps: they store to a slot behind what it has waited for.
+// By the loading thread, which is ahead of the math warps: when they store to a slot, it is free.
 DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
   if (tile.end_m == kNoMoreTiles.end_m) return;
   const uint32_t rows = tile.end_m - tile.row_m < kBlockM ? tile.end_m - tile.row_m : kBlockM;
