@@ -53,7 +53,7 @@ MUTATIONS = [
     Mutation("each warpgroup counts for both", _WORK, "kPartsOfTile / 2 : kPartsOfTile;", "kPartsOfTile : kPartsOfTile;"),
     Mutation("parts by columns of the second product", _WORK, "kWhole, tile.block, ceil_div(p.n,", "kWhole, tile.block, ceil_div(p.second.n,"),
     Mutation("a tile waits for no slot", _WORK, _SLOT, "if (false) wait_for_count("),
-    Mutation("a slot is read by fewer columns", _WORK, "tile.block - p.slots, ceil_div(p.second.n, kBlockN)", "tile.block - p.slots, ceil_div(p.second.n / 2, kBlockN)"),
+    Mutation("a slot is read by fewer columns", _WORK, "needed = ceil_div(p.second.n, kBlockN)", "needed = ceil_div(p.second.n / 2, kBlockN)"),
     Mutation("a slot is waited for by the block behind", _WORK, _SLOT, _SLOT.replace(">=", ">")),
     Mutation("a slot is read before it is multiplied", _EPILOGUE, _READ, _READ_AHEAD),
     Mutation("a slot is never read", _WORK, _COUNT, "  if (!tile.is_second) ptx::red_release_gpu_add_b32(count_of(p, Of::kWhole, tile.block), parts_of(tile));\n"),

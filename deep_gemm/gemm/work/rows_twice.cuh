@@ -1,6 +1,6 @@
-// Both products of experts' rows by one kernel. Finding warps fetch the rows: work/fetch_rows.cuh. The first product activates: its D is
-// the middle, A of the second product, whose rows go to addresses. Rows and middle lie in rings: block b of 128 rows has slot
-// b % slots of either, so a few blocks of memory are enough.
+// Both products of experts' rows by one kernel. Finding warps fetch the rows: work/fetch_rows.cuh. The first product activates: its
+// D is the middle, A of the second product, whose rows go to addresses. Rows and middle lie in rings: block b of 128 rows has
+// slot b % slots of either, so a few blocks of memory are enough.
 //
 //   finding warp       claims tiles of its CTA's product --queue--> all other roles
 //   loading thread     first product:  fetched[b], read[b - slots] --acquire, fence--> loads the slot of rows
@@ -9,12 +9,12 @@
 //   storing warps      first product: fence, release --> whole[b];  second: release --> read[b], rows --> addresses
 //
 // Each CTA has a role. One claims all tiles of the first product, then tiles of the second; the other claims tiles of the second
-// alone. The first `lag` tiles, whose slots are new, are for all. Only the loading thread waits, for its
-// CTA's tiles one by one. Take the unfinished tile of the first product with the smallest number, of block b. It waits for
-// tiles of the second of block b - slots. Blocks of that one's band lie before b's band if `slots` has two bands of the raster,
-// so their first product is over. No tile ahead of one of the second waits for a slot: CTAs of the second role have
-// tiles of the second there, and the others claim these when their last tile of the first has its slot. So CTAs of both roles
-// have to run.
+// alone. The first `lag` tiles, whose slots are new, are for all. Only the loading thread waits, for its CTA's tiles one by one.
+//
+// Why each wait ends: take the unfinished tile of the first product with the smallest number, of block b. It waits for tiles of
+// the second of block b - slots. If `slots` has two bands of the raster, this block's band lies before b's, so the first product
+// of the band is over. No tile ahead of one of the second, in its CTA, waits for a slot: CTAs of the second role have tiles of
+// the second there, and the others claim these when their last tile of the first has its slot. So CTAs of both roles have to run.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -106,7 +106,7 @@ constexpr bool kHasWholeD = false;
 
 // Marks the end of the tiles: any other tile ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
-// A tile's second word in the queue holds its column of tiles, then its block; the last one's highest bit says which product.
+// A tile's second word in the queue holds its column of tiles, then its block. The last one's highest bit: the second product.
 constexpr uint32_t kColumnBits = 12;
 
 // ---- Counts: the middle is written by a warpgroup, and read by TMA of any CTA
@@ -114,7 +114,7 @@ constexpr uint32_t kColumnBits = 12;
 // A warpgroup's part of a tile, or all of it if the other warpgroup has no rows.
 DEVICE uint32_t parts_of(const Tile& tile) { return tile.row_m + 64 < tile.end_m ? kPartsOfTile / 2 : kPartsOfTile; }
 
-// By a thread of a storing warp: the math warps have stored the middle, or they have multiplied it, so that TMA has read its slot.
+// By a thread of a storing warp: math warps have stored the middle, or have multiplied it, so TMA has read its slot.
 DEVICE void count_tile(const Params& p, const Tile& tile) {
   if (!tile.is_second) ptx::fence_proxy_async_global();
   ptx::red_release_gpu_add_b32(count_of(p, tile.is_second ? Of::kRead : Of::kWhole, tile.block), parts_of(tile));
@@ -133,12 +133,13 @@ DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
     wait_for_count(p, Of::kWhole, tile.block, ceil_div(p.n, kBlockN) * kPartsOfTile);
   } else {
     wait_for_count(p, Of::kFetched, tile.block, ceil_div(rows, kRowsOfUnit));
-    if (tile.block >= p.slots) wait_for_count(p, Of::kRead, tile.block - p.slots, ceil_div(p.second.n, kBlockN) * kPartsOfTile);
+    const uint32_t needed = ceil_div(p.second.n, kBlockN) * kPartsOfTile;
+    if (tile.block >= p.slots) wait_for_count(p, Of::kRead, tile.block - p.slots, needed);
   }
   ptx::fence_proxy_async_global();
 }
 
-// By each finding and storing warp at its end. The last of all leaves zeros: all is claimed, and all counts have been waited for.
+// By each finding and storing warp at its end. The last of all leaves zeros: all is claimed, and no wait is left.
 DEVICE void leave_zeros(const Params& p) {
   const uint32_t lane = ptx::lane_index(), over = lane == 0 ? ptx::atom_add_acq_rel_b32(&p.counts->over, 1) + 1 : 0;
   if (ptx::shfl_sync(over, 0) < ptx::grid_size() * (1 + kStoringWarps)) return;
@@ -212,7 +213,7 @@ struct Tiles {
     return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(next, 1) : 0, 0);
   }
 
-  // Deals a tile, which is claimed late, so that CTAs end together; false behind the last one. It deals none between both products,
+  // Deals a tile, which is claimed late, so that CTAs end together; false behind the last one. Between both products it deals none
   // until all roles have taken the tiles of the first.
   DEVICE bool deal_next() {
     Tile tile;
