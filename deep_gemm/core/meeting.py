@@ -111,6 +111,8 @@ class Node:
     """int32 `[1]` in host memory that the GPU can write: 1 + the rank that did not arrive, or 0."""
     limit: int
     """The limit of a wait, in nanoseconds."""
+    counts: Tensor
+    """int32, zeros between calls: tasks and blocks of across/rows_twice.py."""
 
     def meeting(self, way: Way) -> dict[str, Any]:
         """Return the values of the struct `Meeting` within a kernel's parameters, by member."""

@@ -65,13 +65,6 @@ class Mapped(NamedTuple):
     before: Any = 0
 
 
-class Behind(NamedTuple):
-    """A parameter of a launch: the address `bytes` behind the beginning of tensor `x`."""
-
-    x: Any
-    bytes: Any
-
-
 class Target(Protocol):
     """An object that receives launches in place of a GPU's stream, and that provides memory."""
 
@@ -232,8 +225,6 @@ class Recording:
                 numbers = map(self.places, (value.map.sizes, value.map.strides, value.map.box))
                 encoded.append(Map(at, self.address(value.x, value.before), *kind, *numbers))
                 packed[name] = b""
-            elif isinstance(value, Behind):
-                words.append(Word(at, 8, 0, self.address(value.x, -value.bytes)))
             elif isinstance(value, Number):
                 words.append(Word(at, size, self.index(value)))
                 packed[name] = value.value

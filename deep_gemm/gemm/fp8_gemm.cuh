@@ -17,8 +17,7 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
-#include "work/tile_queue.cuh"
-#include "params_layout.cuh"  // asserts that the layout of Params is what core/params.py packs
+#include "params_layout.cuh"  // asserts that Params lies as core/params.py packs it
 
 struct RoleStorage : ConvertStorage {  // ConvertStorage may be empty
   WorkStorage work;
@@ -80,10 +79,8 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
   if constexpr (kStartsAlone) ptx::syncthreads(), ptx::cluster_arrive_relaxed();
   else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
-  // As a dependent of the previous kernel (set_pdl), this kernel runs up to here beside it, and waits here for its end.
-  // A product that runs beside the previous one waits for that one's rows tile by tile.
-  if (!(kToAddresses && runs_beside(p))) ptx::griddepcontrol_wait();
-  if (!kToAddresses && runs_beside(p)) ptx::griddepcontrol_launch_dependents();
+  // As a dependent of the kernel before (set_pdl), this one has run to here beside it, and goes on after it.
+  ptx::griddepcontrol_wait();
 
   Tiles tiles(p, shared.roles.work);
   Passes passes(shared.roles);
@@ -96,8 +93,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     if (warp == 0 && ptx::elect_sync()) {
       tiles.load_all([&](const TileToLoad& tile) { load_tile(p, shared, tile, at, passes); });
       ptx::griddepcontrol_launch_dependents();
-      if (kToAddresses && runs_beside(p)) ptx::griddepcontrol_wait();  // the next kernel waits only for this one
-      // The other CTA still arrives at this CTA's barriers until its last slots are free.
+      // The other CTA still arrives at this one's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }

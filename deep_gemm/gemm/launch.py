@@ -180,7 +180,7 @@ def values_of(p: Problem, config: Config, **more: Any) -> dict[str, Any]:
     `more` has further members, which do not depend on the problem, by the last part of their dotted names.
     """
     of = _tall_operands(p, config) if isinstance(config, GemmConfig) else _decode_operands(p, config)
-    known: dict[str, Any] = {"weight_is_ready": 0, "block_rows": 0, "arrivals": 0, **_facts(p), **more}
+    known: dict[str, Any] = {"weight_is_ready": 0, **_facts(p), **more}
     if isinstance(config, DecodeConfig):
         known["slot_bytes"] = config.slot_bytes(p.m, p.n)
     values: dict[str, Any] = {}

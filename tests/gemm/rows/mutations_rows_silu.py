@@ -42,8 +42,8 @@ TRIALS = [
 ]
 
 _SILU, _HALVES, _BLOCKS = "epilogue/silu.cuh", "scales/by_halves.cuh", "scales/blocks_of_b.cuh"
-_TURN, _APART, _PARAMS = "epilogue/gates_in_turn.cuh", "epilogue/gates_apart.cuh", "work/rows_of_layer_params.cuh"
-_WORK, _MAINLOOP, _TILE = "work/rows.cuh", "mainloop.cuh", "tile.cuh"
+_TURN, _APART, _PARAMS = "epilogue/gates_in_turn.cuh", "epilogue/gates_apart.cuh", "work/rows_silu_params.cuh"
+_OF_TILE, _MAINLOOP, _TILE = "work/rows_of_tile.cuh", "mainloop.cuh", "tile.cuh"
 _GATE = "const float gate = ptx::min_nan(total[at], limit), up = ptx::min_magnitude(total[at + 4], limit);"
 _WEIGHT = "a.row_weights != nullptr && is_there ? ptx::ld_global_f32(a.row_weights + row) : 1.f;"
 
@@ -109,7 +109,7 @@ MUTATIONS = [
     Mutation("the other 64 columns over the first", _SILU, "column + part * 64 + lane % 4 * 16,", "column + lane % 4 * 16,", shows_in=HALVES),
     Mutation("the first 64 columns twice", _SILU, "= cast_row.words[part];", "= cast_row.words[0];", shows_in=HALVES),
     Mutation("the last row is left out", _SILU, "is_there = row < end_row;", "is_there = row + 1 < end_row;", shows_in=USUAL),
-    Mutation("both rows in one place", _SILU, "row_of_unit(unit) + half * 8, tile.end_m", "row_of_unit(unit), tile.end_m", shows_in=USUAL),
+    Mutation("both rows in one place", _SILU, "row_of_unit(unit) + half * 8),", "row_of_unit(unit)),", shows_in=USUAL),
     Mutation("both warpgroups where the first is", _SILU, "tile.row_m + warpgroup * 64 + ", "tile.row_m + ", shows_in=USUAL),
     Mutation("all warps where the first is", _SILU, "ptx::warp_index() % 4 * 16 + ", "", shows_in=USUAL),
     Mutation("columns of the product, not of activations", _SILU, "(tile.row_n + column_of_unit(unit)) / 2", "(tile.row_n + column_of_unit(unit))", shows_in=USUAL),
@@ -124,7 +124,7 @@ MUTATIONS = [
     Mutation("the second half by the scales of the first", _BLOCKS, "part * kScaleRows + ", "", shows_in=SECOND),
     Mutation("halves by each other's scales", _BLOCKS, "part * kScaleRows + ", "(1 - part) * kScaleRows + ", shows_in=SECOND),
     Mutation("each half loads both halves' scales", _BLOCKS, "    if (part_of_piece<kOfUnit>(piece) > 0) return;\n", "", shows_in=SECOND),
-    Mutation("scales of the k-block's half number", _WORK, "k_block * kScaleParts,", "k_block,", shows_in=SECOND),
+    Mutation("scales of the k-block's half number", _OF_TILE, "k_block * kScaleParts,", "k_block,", shows_in=SECOND),
     Mutation("the first half twice", _MAINLOOP, "part_of_piece<kOfUnit>(piece) * (kBlockK / kOfUnit / 16);", "0;", shows_in=SECOND),
     Mutation("the second half begins within the first", _MAINLOOP, "(kBlockK / kOfUnit / 16);", "(kBlockK / kOfUnit / 32);", shows_in=SECOND),
     Mutation("halves as deep as a block", _MAINLOOP, "k < kBlockK / kOfUnit; k += 32", "k < kBlockK; k += 32", shows_in=SECOND),
