@@ -1,11 +1,11 @@
-"""FP8 layers with scales of blocks in one call each, by the package hopper-gemm, for vLLM.
+"""FP8 layers with scales of blocks for vLLM, each computed in one call of the package hopper-gemm.
 
-Both classes are in the form of vLLM's own backends. In vLLM they would stand in two files:
+Both classes have the form of vLLM's own backends. In vLLM they would be in two files:
 
     vllm/model_executor/kernels/linear/scaled_mm/hopper_gemm.py        HopperGemmFp8BlockScaledMMKernel
     vllm/model_executor/layers/fused_moe/experts/hopper_gemm_moe.py    HopperGemmExperts
 
-`register.patch` beside this file names them in vLLM's lists, behind its own: with the patch they are chosen by
+`register.patch` in this folder adds them to the end of vLLM's lists. With the patch a user selects them by
 `--linear-backend hopper_gemm` and `--moe-backend hopper_gemm`.
 """
 
@@ -31,7 +31,7 @@ BLOCKS = ((128, 128), (64, 64), (32, 32))
 
 
 def has_hopper_gemm() -> bool:
-    """Whether the installed `deep_gemm` is hopper-gemm: DeepGEMM has no `experts`."""
+    """Tell whether the installed `deep_gemm` is hopper-gemm: DeepGEMM has no `experts`."""
     try:
         import deep_gemm
     except ImportError:
@@ -44,7 +44,7 @@ def _is_hopper() -> bool:
 
 
 class HopperGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
-    """Takes BF16 and casts it by itself: up to 16 tokens cast and GEMM are one launch."""
+    """Takes BF16 activations and casts them itself: for up to 16 tokens cast and GEMM are one launch."""
 
     apply_input_quant = False
 
@@ -89,16 +89,16 @@ class HopperGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         As: torch.Tensor,
         Bs: torch.Tensor,
     ) -> torch.Tensor:
-        """Multiply BF16 `A`, which `apply_input_quant` leaves as it is; `As` is a placeholder."""
+        """Multiply BF16 `A`, which `apply_input_quant` does not change; `As` is a placeholder."""
         import deep_gemm
 
         return deep_gemm.linear(A, (B, Bs))
 
 
 class HopperGemmExperts(mk.FusedMoEExpertsModular):
-    """A whole MoE layer in one call: casts, both GEMMs, activation, and the weighted sum of a token's experts.
+    """Computes a whole MoE layer in one call: casts, both GEMMs, activation, and the weighted sum of a token's experts.
 
-    Rows of experts are not padded to 128, and no permuted copy of the tokens is made.
+    It does not pad rows of experts to 128, and makes no permuted copy of the tokens.
     """
 
     @property
@@ -185,12 +185,12 @@ class HopperGemmExperts(mk.FusedMoEExpertsModular):
     ) -> None:
         import deep_gemm
 
-        of, model = self.quant_config, self.moe_config  # the model's numbers, where the weights' configuration has none
+        of, model = self.quant_config, self.moe_config  # the model's values, if the weights' configuration has none
         gating = {"limit": model.swiglu_limit if of.gemm1_clamp_limit is None else of.gemm1_clamp_limit}
         if activation == MoEActivation.SWIGLUOAI_UNINTERLEAVE:
             gating["alpha"] = model.swiglu_alpha if of.gemm1_alpha is None else of.gemm1_alpha
             gating["beta"] = model.swiglu_beta if of.gemm1_beta is None else of.gemm1_beta
-        if expert_map is not None:  # an expert of another rank becomes -1, which is skipped
+        if expert_map is not None:  # an expert of another rank becomes -1, and is skipped
             topk_ids = expert_map[topk_ids.clamp(min=0).long()].masked_fill(topk_ids < 0, -1)
         if apply_router_weight_on_input:
             topk_weights = torch.ones_like(topk_weights)
