@@ -33,8 +33,8 @@ SHOWN = {
         "How does the package's own FP8 product look, without its code for FP4, BF16, groups and clusters?",
         FP8_GEMM,
         tile_config(256, 128, Output()),
-        "Read from the bottom: the kernel divides into a producer, which calls `load_tile`, and math warps, which call\n"
-        "`multiply_tile` and `store_tile`. [The kernel fp8_gemm](../fp8_gemm.md) gives the reasons.",
+        "Read from the bottom: the kernel divides into a producer, which calls `load_tile`, and math warps, which\n"
+        "call `multiply_tile` and `store_tile`. [The kernel fp8_gemm](../fp8_gemm.md) gives the reasons.",
         "fp8_gemm --block-m 256 --block-n 128",
     ),
     "decode": Shown(
@@ -42,8 +42,8 @@ SHOWN = {
         "How does a product of few rows keep the memory busy, if loads take longer than the tensor cores?",
         FP8_GEMM_DECODE,
         decode_config(16, 1, 4, 2),
-        "In this kernel weights are the rows of WGMMA, and tokens its columns. Four CTAs of a cluster divide k, and add\n"
-        "up their sums through shared memory. [The kernel fp8_gemm_decode](../fp8_gemm_decode.md) gives the reasons.",
+        "In this kernel weights are the rows of WGMMA, and tokens its columns. Four CTAs of a cluster divide k, and\n"
+        "add up their sums in shared memory. [The kernel fp8_gemm_decode](../fp8_gemm_decode.md) gives the reasons.",
         "fp8_gemm_decode --config '{name}'",
     ),
     "grouped": Shown(
@@ -51,8 +51,8 @@ SHOWN = {
         "How does one launch multiply the rows of many experts, if only the GPU knows where each expert's rows end?",
         FP8_GEMM,
         tile_config(128, 128, Output(work=works.ENDS)),
-        "Unlike in the dense kernel, warps of the producer's warpgroup find tiles: they read the groups' ends, and pass\n"
-        "the tiles to all roles. [Grouped GEMM](../grouped.md) describes the layouts that callers pass.",
+        "Unlike in the dense kernel, warps of the producer's warpgroup find tiles: they read the groups' ends, and\n"
+        "pass the tiles to all roles. [Grouped GEMM](../grouped.md) describes the layouts that callers pass.",
         "fp8_gemm --config '{name}'",
     ),
 }
