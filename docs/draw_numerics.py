@@ -77,7 +77,7 @@ def section(report: Report, name: str) -> str:
         "",
         f"{about(report)}, `{name}`.",
         "",
-        "Dense products, 256 x 256 x k, FP32 results: relative errors of the arithmetic alone.",
+        "Relative errors of the arithmetic alone, for dense products of 256 x 256 x k with FP32 results:",
         "",
         row_of("numbers", "k", *NAMES.values(), "bias of fast accumulation"),
         "|---" * (3 + len(NAMES)) + "|",
@@ -89,16 +89,16 @@ def section(report: Report, name: str) -> str:
             lines.append(row_of(operands, str(k), *errors, figure_of([row.bias for row in of_k[FAST]])))
     lines += [
         "",
-        "Every product of this package, at its largest depth. Two figures: the error of the arithmetic alone, and",
-        "behind the slash the error with the cast.",
+        "The table has every product of this package, at its largest depth: the error of the arithmetic alone, and",
+        "after the slash the error with the cast.",
         "",
         row_of("product", "shape", "result", *OPERANDS),
         "|---" * (3 + len(OPERANDS)) + "|",
         *every_product(report),
         "",
-        "A product of 2^16 and small ones of 2^(16 - gap): the largest gap at which the small ones still count.",
+        "One product is 2^16, the others are 2^(16 - gap). The largest gap at which small products still count is:",
         "",
-        row_of("where the small ones are", *NAMES.values()),
+        row_of("place of the small products", *NAMES.values()),
         "|---" * (1 + len(NAMES)) + "|",
     ]
     lines += [row_of(place, *(largest_gap(report, kind, name) for name in NAMES)) for kind, place in PLACES.items()]

@@ -179,9 +179,9 @@ def product_tflops(layer: Layer) -> float:
 
 
 def products_us(layer: Layer, ranks: int, tokens: int, tflops: float) -> float:
-    """Both products of one GPU: operations beside reading the weights of its experts that any token wants.
+    """Give the time of both products of one GPU: operations, and reading the weights of experts with a token.
 
-    The longer of the two decides, and where they are alike each is in the other's way, as in gemm/choose/cost.py.
+    The longer time decides; if both are about equal, each slows the other down, as in gemm/choose/cost.py.
     """
     used = 1 - (1 - 1 / layer.experts) ** (ranks * tokens * layer.topk)
     weights = experts_here(layer, ranks) * used * 3 * layer.hidden * layer.intermediate
@@ -276,7 +276,7 @@ def overlapped_us(ways: float, products: float, within: Line) -> float:
 
 
 def judged(layer: Layer, within: Line, tflops: float) -> Iterator[tuple[float, ...]]:
-    """Yield one node by tokens: products, their measured time, sending, in a row, overlapped, measured by peers."""
+    """Yield for each number of tokens the model's and the measured times of one node, in the table's order."""
     gpus, fused = gpus_of(LAYERS), measured_us(layer, "fused")
     for tokens, alone in sorted(measured_us(layer, "product_alone").items()):
         products = products_us(layer, gpus, tokens, tflops)

@@ -189,7 +189,7 @@ def no_aims(h200: Report, h100: Report, sustained: Report, name: str) -> list[st
     gradients = span(*(Products(each, "dense_1d1d").to_deepgemm(everything) for each in both))
     many = span(*(Products(each, "contiguous").to_deepgemm(lambda s: s[1] >= 4096) for each in both))
     return [
-        "## No aims any more",
+        "## Aims that were given up",
         "",
         "Each of these aims was tried at least twice, but the hardware limits it:",
         "",
