@@ -2,8 +2,8 @@
 
 A room is a folder or a flat module of the package. An arrow is an import between rooms. A room stands one floor above
 the highest room that it imports, so every arrow runs downward; rooms that import each other have no floor, and the
-script names them. It draws each arrow that no way over other rooms implies, and one arrow for all imports of the ways
-in, which lead everywhere. The picture carries the list of all arrows, and a test compares the file with today's.
+script names them. The picture omits an arrow if a path over other rooms implies it, and has one arrow for the entry
+points, which import all rooms. The file also lists all arrows, and a test compares it with today's imports.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ PATHS = ("distributed", "errors", "jit_kernels", "utils")
 """Public import paths that only name things that other rooms hold; they are no rooms."""
 
 Arrows = dict[str, set[str]]
-"""The rooms that each room imports."""
+"""For each room the rooms that it imports."""
 
 PARTS = {
-    "what kernels are written against": ("#f3cfcf", ("core",)),
+    "the base of all kernels": ("#f3cfcf", ("core",)),
     "families of kernels": ("#cfe3f3", ("casts", "gemm", "linear", "moe", "indexer", "hyper", "across")),
     "layers that learn": ("#f6e3bf", ("nn", "convert")),
-    "what callers meet": ("#e6e6e6", (FRONT, "__main__", "cli", "ops", "kernels", "compat", "integrations", "testing")),
+    "used by programs": ("#e6e6e6", (FRONT, "__main__", "cli", "ops", "kernels", "compat", "integrations", "testing")),
 }
 EVERYWHERE = (FRONT, "__main__", "cli", "ops", "kernels")
-"""Ways in, which import rooms of all floors: they stand side by side above these."""
+"""Entry points, which import rooms of all floors: the picture draws them side by side above all floors."""
 HOLDS = {
     FRONT: "public names",
     "__main__": "python -m deep_gemm",
@@ -39,7 +39,7 @@ HOLDS = {
     "kernels": "all kernels",
     "across": "experts across GPUs",
     "nn": "modules with gradients",
-    "convert": "models that exist",
+    "convert": "existing models",
     "integrations": "engines, transformers",
     "moe": "mixtures of experts",
     "linear": "cast and product",
@@ -48,36 +48,36 @@ HOLDS = {
     "casts": "FP8, FP4, scales",
     "indexer": "MQA logits",
     "testing": "time and compare",
-    "compat": "calls of other eras",
+    "compat": "older call forms",
     "core": "checks, compiler, launch, PTX",
 }
 WIDTH, LEFT, TOP = 1000, 20, 56
 BOX_HEIGHT, FLOOR_HEIGHT = 46, 82
 GAP, PASSAGE = 26, 2
-"""Between boxes, and the width of a place where an arrow passes a floor."""
+"""The gap between boxes, and the width of a place where an arrow passes a floor."""
 
 Point = tuple[float, float]
 
 
 def rooms() -> set[str]:
-    """Folders and flat modules."""
+    """List the folders and flat modules of the package."""
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     return (folders | set(flat_modules())) - set(PATHS)
 
 
 def flat_modules() -> list[str]:
-    """Modules that lie in no folder."""
+    """List the modules that are in no folder."""
     return sorted(path.stem for path in PACKAGE.glob("*.py"))
 
 
 def room_of(path: Path) -> str:
-    """The room of a source file."""
+    """Name the room of a source file."""
     parts = path.relative_to(PACKAGE).parts
     return parts[0] if len(parts) > 1 else path.stem
 
 
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
-    """Give all imports of a source file, wherever they stand in it, as parts of absolute names."""
+    """Yield all imports of a source file, at any place of the file, as parts of absolute names."""
     package = (PACKAGE.name, *path.relative_to(PACKAGE).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -93,7 +93,7 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def arrows() -> Arrows:
-    """Imports between rooms. What the package's front defines itself, such as its version, is the front's."""
+    """Find the imports between rooms. Names that `__init__` itself defines, such as the version, are its own."""
     known = rooms()
     found: Arrows = {room: set() for room in known}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -105,7 +105,7 @@ def arrows() -> Arrows:
 
 
 def floors(found: Arrows) -> dict[str, int]:
-    """The floor of each room, the lowest being 0."""
+    """Compute the floor of each room; the lowest floor is 0."""
     placed: dict[str, int] = {}
     while len(placed) < len(found):
         ready = [room for room in found if room not in placed and found[room] <= placed.keys()]
@@ -116,7 +116,7 @@ def floors(found: Arrows) -> dict[str, int]:
 
 
 def direct(found: Arrows) -> set[tuple[str, str]]:
-    """The arrows that no way over other rooms implies."""
+    """Find the arrows that no path over other rooms implies."""
     below: dict[str, set[str]] = {}
     for room in sorted(found, key=floors(found).__getitem__):
         below[room] = found[room].union(*(below[there] for there in found[room]))
@@ -129,12 +129,12 @@ def direct(found: Arrows) -> set[tuple[str, str]]:
 
 
 def listed(found: Arrows) -> str:
-    """The arrows, a room a line."""
+    """List the arrows, with one line for each room."""
     return "\n".join(f"{room} -> {' '.join(sorted(there)) or '(none)'}" for room, there in sorted(found.items()))
 
 
 def svg() -> str:
-    """The picture."""
+    """Return the picture."""
     every = arrows()
     found = {room: there for room, there in every.items() if room not in EVERYWHERE}
     floor = floors(found)
@@ -161,7 +161,7 @@ def svg() -> str:
 
 
 def _row(names: list[str]) -> dict[str, Point]:
-    """Boxes side by side at the top, as far apart as the picture is wide."""
+    """Draw boxes side by side at the top, over the whole width of the picture."""
     gap = (WIDTH - 2 * LEFT - sum(map(_width, names))) / (len(names) - 1)
     left, found = float(LEFT), {}
     for name in names:
@@ -171,12 +171,12 @@ def _row(names: list[str]) -> dict[str, Point]:
 
 
 def _way(room: str, there: str, floor: dict[str, int]) -> list[str]:
-    """An arrow's nodes: its rooms, and on each floor between them a place to pass through."""
+    """List an arrow's nodes: its two rooms, and a place to pass on each floor between them."""
     return [room, *(f"{room} {there} {level}" for level in range(floor[room] - 1, floor[there], -1)), there]
 
 
 def _places(floor: dict[str, int], ways: dict[tuple[str, str], list[str]], highest: int) -> dict[str, Point]:
-    """Where the middle of each node is. On each floor, nodes are ordered by where their neighbours stand."""
+    """Compute the middle of each node. On each floor nodes are ordered by the places of their neighbours."""
     levels: list[list[str]] = [sorted(room for room in floor if floor[room] == level) for level in range(highest + 1)]
     ties: dict[str, set[str]] = {}
     for way in (ways[arrow] for arrow in sorted(ways)):
@@ -201,7 +201,7 @@ def _places(floor: dict[str, int], ways: dict[tuple[str, str], list[str]], highe
 
 
 def _spread(level: list[str], wish: dict[str, float] | None = None) -> dict[str, float]:
-    """Nodes from left to right, each as near to where it wishes to be as the others allow."""
+    """Place nodes from left to right, each as close to its wanted place as the other nodes allow."""
     half = [(_width(node) + GAP) / 2 for node in level]
     wish = wish or {node: 100.0 * i for i, node in enumerate(level)}
     pushed_right, pushed_left = dict(wish), dict(wish)
@@ -246,7 +246,7 @@ def _box(room: str, x: float, y: float) -> str:
 
 
 def _arrow(points: list[Point]) -> str:
-    """A curve from the bottom of a box to the top of another, upright where it passes a floor."""
+    """Draw a curve from the bottom of a box to the top of another box; it is vertical where it passes a floor."""
     (x, y), half = points[0], BOX_HEIGHT / 2
     y += half
     path = f"M{x:.0f},{y:.0f}"

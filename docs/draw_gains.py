@@ -14,13 +14,13 @@ from lab.bench.report import Report, Row, geometric_mean
 PICTURE = Path(__file__).with_name("gains.svg")
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 WIDTH, ROW, TOP, LEFT, UNIT = 600, 58, 44, 16, 200
-"""The bars begin at LEFT; UNIT is as long as the other's speed. So narrow that a telephone shows it."""
+"""Bars begin at LEFT; UNIT is the length of the other's speed. The picture is narrow enough for a telephone."""
 COLOUR = "#c9404f"
-"""Neither light nor dark: it stays as it is where the site turns pictures for the dark."""
+"""A colour of medium brightness, which does not change when the site inverts pictures in dark mode."""
 
 
 class Gain(NamedTuple):
-    """How many times as fast as another on an H100, and on an H200 where that was timed."""
+    """A speedup over another implementation on an H100, and on an H200 if it was timed there."""
 
     what: str
     other: str
@@ -29,7 +29,7 @@ class Gain(NamedTuple):
 
 
 def gains() -> tuple[Gain, ...]:
-    """Give the gains, the largest first. Each is a geometric mean over all shapes that were timed."""
+    """Return the gains, the largest first. Each gain is a geometric mean over all shapes that were timed."""
     h200, h100 = sessions().values()
     return (
         Gain(
@@ -67,7 +67,7 @@ def _few(rows: list[Row], most: int) -> list[Row]:
 
 
 def _mean(rows: list[Row], other: str) -> float:
-    """The geometric mean over shapes of another's time by ours."""
+    """Compute the geometric mean over shapes of another's time divided by ours."""
     us = {(row.kind, row.shape, row.contender): row.us for row in rows if row.mode == "cold"}
     pairs = [(us[kind, shape, other], time) for (kind, shape, who), time in us.items() if who == OURS]
     mean = geometric_mean(theirs / ours for theirs, ours in pairs if theirs and ours)
@@ -76,9 +76,9 @@ def _mean(rows: list[Row], other: str) -> float:
 
 
 def _in_vllm(steps: tuple[str, ...]) -> float:
-    """Give how many times as fast the GPU is with the plugin: the mean over models and steps."""
+    """Compute the speedup of the GPU's work with the plugin: the mean over models and steps."""
     files = sorted((path.name.rpartition("h100-")[2], path) for path in RESULTS.glob("engines-*h100-20*.json"))
-    runs = [run for _, path in files for run in json.loads(path.read_text())["runs"]]  # a later one takes its place
+    runs = [run for _, path in files for run in json.loads(path.read_text())["runs"]]  # a later run replaces it
     ms = {
         (run["model"], step, run["who"]): sum(ms for _, ms in run["profile"][step])
         for run in runs
@@ -91,7 +91,7 @@ def _in_vllm(steps: tuple[str, ...]) -> float:
 
 
 def svg() -> str:
-    """The picture: a line at the other's speed, and a bar for ours."""
+    """Return the picture: a line at the other's speed, and a bar for our speed."""
     found = gains()
     height = TOP + ROW * len(found) + 6
     line = LEFT + UNIT

@@ -15,7 +15,7 @@ ZERO, SKIPPED = "#e8e8e8", "white"
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that follow each other and are alike: of a group, zeros to be written, or left alone."""
+    """Consecutive rows of one kind: rows of a group, rows that the product fills with zeros, or rows that it skips."""
 
     count: int
     kind: int | str
@@ -44,7 +44,7 @@ COUNTS = [[Rows(100, 0), Rows(60, "left")], [Rows(70, 1), Rows(90, "left")], [Ro
 
 
 def stack(ax: Axes, x: float, top: float, rows: list[Rows], width: float = 1.0) -> float:
-    """Draw rows from the top down; gives where they end."""
+    """Draw rows from the top down, and return the place where they end."""
     for part in rows:
         color = GROUPS[part.kind] if isinstance(part.kind, int) else ZERO if part.kind == "zero" else SKIPPED
         hatch = "///" if part.kind == "left" else None
@@ -70,12 +70,12 @@ def stack(ax: Axes, x: float, top: float, rows: list[Rows], width: float = 1.0) 
 
 
 def note(ax: Axes, x: float, y: float, text: str) -> None:
-    """Write beside a row."""
+    """Write a text beside a row."""
     ax.text(x, y, text, ha="left", va="center", fontsize=8)
 
 
 def draw() -> Figure:
-    """The three layouts side by side."""
+    """Draw the three layouts side by side."""
     figure = Figure(figsize=(12, 5.2), layout="constrained")
     ids, ends, counts = figure.subplots(1, 3)
     titles = (

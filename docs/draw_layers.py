@@ -1,4 +1,4 @@
-"""Draws docs/layers.svg, how tokens go through a mixture of experts and back:  python docs/draw_layers.py"""
+"""Draws docs/layers.svg, the rows of tokens in a mixture of experts:  python docs/draw_layers.py"""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PITCH, LEFT = 176, 70
 
 
 def svg() -> str:
-    """The picture. Which row each route has is what `expert_rows` says."""
+    """Return the picture. `expert_rows` computes the row of each route."""
     rows = deep_gemm.expert_rows(torch.tensor(TOPK_IDS, dtype=torch.int64), NUM_EXPERTS)
     ids, token_of, row_of = rows.ids.tolist(), rows.token_of.tolist(), rows.row_of.tolist()
-    # The rows of an expert stand together; a row without a token comes last.
+    # The rows of an expert are contiguous; a row without a token is the last.
     groups = [*range(NUM_EXPERTS), -1]
     at = {}
     y = TOP

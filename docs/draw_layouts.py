@@ -1,4 +1,4 @@
-"""Draws docs/layouts.svg, which elements share a scale, and how scales lie in memory:  python docs/draw_layouts.py"""
+"""Draws docs/layouts.svg: elements that share a scale, and scales in memory:  python docs/draw_layouts.py"""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ PICTURE = Path(__file__).with_name("layouts.svg")
 ROWS, BLOCKS = 6, 3
 ROW, BLOCK, CELL = 16, 60, 34
 COLOURS = ("#7aa6c2", "#c2a77a", "#8fbf8f")
-"""Of the blocks of k."""
+"""Colours of the blocks of k."""
 LEFT, TOP, GAP = 30, 56, 70
 WIDTH = LEFT + 2 * (BLOCKS * BLOCK + GAP) + BLOCKS * BLOCK + 30
 STRIPS = TOP + 2 * BLOCK + 60
-"""Where the pictures of memory begin."""
+"""The height at which the pictures of memory begin."""
 GROUPS = (2, 1)
-"""Blocks of k of the groups of a k-grouped operand."""
+"""The number of blocks of k in each group of a k-grouped operand."""
 
 
 def svg() -> str:
-    """The picture. Where scales lie is what `get_mn_major_tma_aligned_tensor` says."""
+    """Return the picture. `get_mn_major_tma_aligned_tensor` computes the places of scales."""
     height = STRIPS + 3 * (CELL + 40) - 16
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
@@ -45,7 +45,7 @@ def svg() -> str:
 
 
 def _in_memory(sf: torch.Tensor) -> list[tuple[str, int | None]]:
-    """Give each place of memory from the first scale to the last: the scale's name and block, or nothing."""
+    """List the places of memory from the first scale to the last: each has a scale's name and block, or nothing."""
     at: dict[int, tuple[str, int | None]] = {}
     for row in range(ROWS):
         for block in range(BLOCKS):
@@ -54,7 +54,7 @@ def _in_memory(sf: torch.Tensor) -> list[tuple[str, int | None]]:
 
 
 def _values_along_k() -> list[tuple[str, int | None]]:
-    """Each row's blocks, group by group."""
+    """List each row's blocks, group by group."""
     cells: list[tuple[str, int | None]] = []
     first = 0
     for blocks in GROUPS:
@@ -64,7 +64,7 @@ def _values_along_k() -> list[tuple[str, int | None]]:
 
 
 def _by_row(x: float, title: str, cut: int = BLOCKS) -> Iterator[str]:
-    """Rows whose 128 columns share a scale; `cut` is the block before which a group begins."""
+    """Draw rows in which 128 columns share a scale; a group begins at block `cut`."""
     yield _text(x, TOP - 30, title, 13, weight="bold")
     yield from _heads(x)
     for row in range(ROWS):
@@ -75,7 +75,7 @@ def _by_row(x: float, title: str, cut: int = BLOCKS) -> Iterator[str]:
 
 
 def _by_block(x: float) -> Iterator[str]:
-    """Blocks of 128x128."""
+    """Draw blocks of 128x128."""
     yield _text(x, TOP - 30, "128x128: B", 13, weight="bold")
     yield from _heads(x)
     for row in range(2):
@@ -90,7 +90,7 @@ def _heads(x: float) -> Iterator[str]:
 
 
 def _strip(y: float, title: str, cells: list[tuple[str, int | None]]) -> Iterator[str]:
-    """Memory, from left to right."""
+    """Draw memory, from left to right."""
     yield _text(LEFT, y, title, 13, weight="bold")
     width = (WIDTH - 2 * LEFT) / (BLOCKS * 8)
     for i, (name, block) in enumerate(cells):

@@ -1,4 +1,4 @@
-"""Errors beside FP64, from a result file of `bench numerics`: a picture, and the section of docs/numerics.md about it.
+"""Draws errors relative to FP64 from a result file of `bench numerics`, and writes their section of docs/numerics.md.
 
 python docs/draw_numerics.py benchmarks/results/numerics-DATE-COMMIT.json
 """
@@ -30,7 +30,7 @@ PLACES = {
 
 
 def chosen(report: Report, operands: str, contender: str, output: str = "float32") -> list[Row]:
-    """Dense products of these numbers, by depth."""
+    """Select dense products of numbers of one kind, sorted by depth."""
     found = [
         row
         for row in report.rows
@@ -62,7 +62,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def about(report: Report) -> str:
-    """Machine, day and code."""
+    """Name the machine, the day and the commit."""
     header = report.header
     return f"{header['machine'].get('gpu') or 'CPU'}, {header['date'][:10]}, commit {header['commit']}"
 
@@ -77,7 +77,7 @@ def section(report: Report, name: str) -> str:
         "",
         f"{about(report)}, `{name}`.",
         "",
-        "Dense products, 256 x 256 x k, FP32 results: relative errors of the arithmetic alone.",
+        "Relative errors of the arithmetic alone, for dense products of 256 x 256 x k with FP32 results:",
         "",
         row_of("numbers", "k", *NAMES.values(), "bias of fast accumulation"),
         "|---" * (3 + len(NAMES)) + "|",
@@ -89,16 +89,16 @@ def section(report: Report, name: str) -> str:
             lines.append(row_of(operands, str(k), *errors, figure_of([row.bias for row in of_k[FAST]])))
     lines += [
         "",
-        "Every product of this package, at its largest depth. Two figures: the error of the arithmetic alone, and",
-        "behind the slash the error with the cast.",
+        "The table has every product of this package, at its largest depth: the error of the arithmetic alone, and",
+        "after the slash the error with the cast.",
         "",
         row_of("product", "shape", "result", *OPERANDS),
         "|---" * (3 + len(OPERANDS)) + "|",
         *every_product(report),
         "",
-        "A product of 2^16 and small ones of 2^(16 - gap): the largest gap at which the small ones still count.",
+        "One product is 2^16, the others are 2^(16 - gap). The largest gap at which small products still count is:",
         "",
-        row_of("where the small ones are", *NAMES.values()),
+        row_of("place of the small products", *NAMES.values()),
         "|---" * (1 + len(NAMES)) + "|",
     ]
     lines += [row_of(place, *(largest_gap(report, kind, name) for name in NAMES)) for kind, place in PLACES.items()]
@@ -106,7 +106,7 @@ def section(report: Report, name: str) -> str:
 
 
 def every_product(report: Report) -> list[str]:
-    """A line for each product and type of its result."""
+    """Write a line for each product and each type of its result."""
     lines = []
     ours = [row for row in report.rows if row.contender == OURS and row.kind not in ONE_BIG]
     for kind, of_kind in KINDS.items():
@@ -123,7 +123,7 @@ def every_product(report: Report) -> list[str]:
 
 
 def largest_gap(report: Report, kind: str, contender: str) -> str:
-    """Give the largest gap up to which nothing is lost; a sign says that no larger gap was tried."""
+    """Give the largest gap without a loss; the text "or more" says that no larger gap was tried."""
     lost = {row.shape[0]: row.error for row in report.rows if (row.kind, row.contender) == (kind, contender)}
     gaps = sorted(gap for gap, share in lost.items() if share is not None)
     kept = []

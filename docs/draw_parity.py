@@ -1,4 +1,4 @@
-"""Draws docs/learn/parity.svg, the phases of one mbarrier and the waits for them:  python docs/draw_parity.py"""
+"""Draws docs/learn/parity.svg, the phases of one mbarrier, and waits for these phases:  python docs/draw_parity.py"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PHASES = 4
 LEFT, TOP, PHASE, BAR, STEP = 200, 56, 150, 34, 34
 WIDTH = LEFT + PHASES * PHASE + 90
 COLOURS = ("#7aa6c2", "#e0a030")
-"""Fill phases by their parity."""
+"""The colours of phases, by parity."""
 WAITS = (
     ("a new barrier, wait(1)", 0.0, 1),
     ("a new barrier, wait(0)", 0.0, 0),
@@ -18,11 +18,11 @@ WAITS = (
     ("in phase 1, wait(1)", 1.4, 1),
     ("too late for phase 0, wait(0)", 2.3, 0),
 )
-"""Waits: a title, the begin (in phases), and the parity."""
+"""Waits: a title, the time of its beginning (in phases), and the parity."""
 
 
 def end_of_wait(begin: float, parity: int) -> float:
-    """Give the time at which a wait returns: at once if the current phase has the other parity, else with its end."""
+    """Give the time at which a wait returns: at once if the current phase has the other parity, else at its end."""
     phase = int(begin)
     return begin if phase % 2 != parity else float(phase + 1)
 

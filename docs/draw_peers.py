@@ -1,6 +1,6 @@
-"""Speed beside DeepGEMM, product by product, on both GPUs: python docs/draw_peers.py docs/peers.png
+"""Draws the speedup over DeepGEMM, product by product, on both GPUs: python docs/draw_peers.py docs/peers.png
 
-The times come from lab/bench/peers.json.
+The times are from lab/bench/peers.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS: tuple[tuple[str, Callable[[Product], bool]], ...] = (
     ("gradients\nof experts", lambda p: p[0] == "k_grouped"),
 )
 GAP = 2.5
-"""Between kinds, in places of a product."""
+"""The gap between kinds; the unit is the width of one product."""
 LEAST, MOST = 0.8, 2.4
 
 
@@ -80,7 +80,7 @@ def draw(path: Path) -> None:
 
 
 def speeds(gpu: str) -> dict[str, dict[Product, float]]:
-    """How many times as fast as DeepGEMM each contender is, by product."""
+    """Compute the speedup of each contender over DeepGEMM, for each product."""
     rows = sessions()[gpu].rows
     deepgemm = {(row.kind, row.shape): row.us for row in rows if row.contender == DEEPGEMM}
     found: dict[str, dict[Product, float]] = {}

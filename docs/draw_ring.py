@@ -1,9 +1,9 @@
-"""Draws docs/learn/ring.svg, the ring of docs/learn/product.cuh over time, as the simulator ran it.
+"""Draws docs/learn/ring.svg, the ring of docs/learn/product.cuh over time, in a run of the simulator.
 
 python docs/draw_ring.py   from a checkout, with g++
 
-The drawing's copy of the source writes the simulator's clock at three events of each k-block: the producer takes the
-slot, the first math warp finds it loaded, and that warp gives it back.
+The script adds lines to a copy of the source. They store the simulator's clock at three events of each k-block: the
+producer finds the slot free, the first math warp finds the slot loaded, and that warp releases the slot.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ WRITES = (
         "#pragma unroll\n    for (uint32_t i = 0; i < kBlockN / 2; ++i) total[i] =",
     ),
 )
-"""Lines of product.cuh, and the lines that the drawing's copy has there."""
+"""Lines of product.cuh, and the lines that replace them in the script's copy."""
 
 
 def times() -> list[list[int]]:
-    """Run a tile in the simulator, and give each event's times, a time for each k-block."""
+    """Run a tile in the simulator, and return each event's times, one for each k-block."""
     source = learn.SOURCE.read_text()
     for old, new in WRITES:
         assert source.count(old) == 1, f"product.cuh has another line than: {old}"

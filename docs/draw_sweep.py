@@ -1,4 +1,4 @@
-"""Times by size of batch, from a result file of `bench dense`: python docs/draw_sweep.py result.json picture.png"""
+"""Draws times by batch size from a result file of `bench dense`: python docs/draw_sweep.py result.json picture.png"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws docs/learn/swizzle.svg, where TMA puts the 16 bytes of a row in shared memory:  python docs/draw_swizzle.py"""
+"""Draws docs/learn/swizzle.svg, the places of a row's 16-byte pieces in shared memory:  python docs/draw_swizzle.py"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 PICTURE = Path(__file__).parent / "learn" / "swizzle.svg"
 ROWS = CHUNKS = 8
-"""Rows after which the pattern repeats, and pieces of 16 bytes in a row of 128."""
+"""The number of rows after which the pattern repeats, and of 16-byte pieces in a row of 128 bytes."""
 CELL, ROW, LEFT, TOP, GAP = 44, 26, 60, 84, 90
 WIDTH = LEFT + 2 * CHUNKS * CELL + GAP + 20
 MARKED = 2
@@ -15,7 +15,7 @@ MARKED = 2
 
 
 def swizzled(offset: int) -> int:
-    """Give the place of a byte: bits 7 to 9 of its offset, the row, flip bits 4 to 6, the piece."""
+    """Give the place of a byte: bits 7 to 9 of its offset (the row) flip bits 4 to 6 (the piece)."""
     return offset ^ (offset >> 3 & 0x70)
 
 

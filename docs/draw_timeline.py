@@ -1,7 +1,7 @@
 """Draws one call of `deep_gemm.distributed.Experts` on the GPUs of a node, by collectives and by peer memory.
 
-python docs/draw_timeline.py --record FILE   with several GPUs: the kernels of a call, as torch's profiler saw them
-python docs/draw_timeline.py docs/experts_timeline.png   the picture of the newest record in benchmarks/results
+python docs/draw_timeline.py --record FILE   with several GPUs: records the kernels of a call by torch's profiler
+python docs/draw_timeline.py docs/experts_timeline.png   draws the newest record in benchmarks/results
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import spawn
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 SHAPES = ((256, 6, 128, 4096, 2048, 0), (256, 6, 4096, 4096, 2048, 0))
-"""As `bench distributed` has them: experts, top-k, tokens of each process, hidden, intermediate, Zipf's exponent."""
+"""Shapes as in `bench distributed`: experts, top-k, tokens of each process, hidden, intermediate, Zipf's exponent."""
 WARM_UPS = 5
 KINDS = (
     ("products", "#2f6fb0", ("gemm",)),
@@ -35,11 +35,11 @@ KINDS = (
 )
 OTHER = ("small operations of torch", "#c9b6d9")
 Kernel = tuple[str, float, float]
-"""Name, beginning and duration in microseconds."""
+"""A kernel's name, and its beginning and duration in microseconds."""
 
 
 def record(path: Path) -> None:
-    """Record a call of each way for each shape, on all GPUs of this machine."""
+    """Record a call by collectives and by peer memory for each shape, on all GPUs of this machine."""
     count = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
         spawn(_process, (count, folder), count)  # type: ignore[no-untyped-call]
@@ -79,7 +79,7 @@ def _process(rank: int, count: int, folder: str) -> None:
 
 
 def _calls(work: Any, replayed: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
-    """Give the layer's call through collectives, and its graph through peer memory."""
+    """Return the layer's call by collectives, and its graph by peer memory."""
     tokens = work.x, work.ids, work.p
     calls = {"collectives": partial(work.layer, *tokens)}
     if work.fused is not None:
@@ -88,7 +88,7 @@ def _calls(work: Any, replayed: Callable[..., Any]) -> dict[str, Callable[[], An
 
 
 def _kernels(call: Callable[[], Any]) -> list[Kernel]:
-    """The kernels of a call."""
+    """Record the kernels of a call."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -100,14 +100,14 @@ def _kernels(call: Callable[[], Any]) -> list[Kernel]:
 
 
 def behind_all_reduce(kernels: list[Kernel]) -> list[Kernel]:
-    """Keep the kernels of the call itself, behind the last all-reduce; times count from the first of them."""
+    """Keep the kernels after the last all-reduce, which belong to the call; times count from the first kernel."""
     begin = max((i + 1 for i, (name, _, _) in enumerate(kernels) if "AllReduce" in name), default=0)
     first = kernels[begin][1]
     return [(name, at - first, duration) for name, at, duration in kernels[begin:]]
 
 
 def draw(path: Path, source: Path | None = None) -> None:
-    """Draw the calls of a record, a bar for each GPU."""
+    """Draw the calls of a record, with a bar for each GPU."""
     source = source or max(RESULTS.glob("timeline-*.json"))
     found = json.loads(source.read_text())
     calls = found["calls"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 PICTURE = Path(__file__).with_name("training.svg")
 SIZE = {"tokens": 132, "in": 96, "out": 72}
-"""Lengths of the sides, as they are drawn; a scale's 128 elements are `STEP`."""
+"""Lengths of the sides in the picture; the 128 elements of a scale are `STEP` long."""
 STEP = 24
 COLOURS = {"x": "#7aa6c2", "w": "#c2a77a", "dy": "#8fbf8f", "": "#d9d9d9"}
 LEFT, ROW, TOP = 96, 186, 56
@@ -16,14 +16,14 @@ WIDTH, HEIGHT = 820, TOP + 3 * ROW + 6
 
 
 class Matrix(NamedTuple):
-    """A matrix as it is drawn."""
+    """A matrix of the picture."""
 
     name: str
     of: str
     rows: str
     columns: str
     cast: tuple[int, int] | None
-    """Rows and columns under a scale, in `STEP`s; 0: single ones."""
+    """The numbers of rows and columns under a scale, in units of `STEP`; 0 means one row or column."""
     note: str
 
 
@@ -51,7 +51,7 @@ PRODUCTS = (
 
 
 def svg() -> str:
-    """Draw a row for each product: both operands as they lie, contiguous along the dimension that is summed up."""
+    """Draw a row for each product: both operands, contiguous along the dimension that is summed up."""
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',

@@ -1,8 +1,9 @@
 """Predict the gain of one stream of tasks over both products of experts across GPUs: python docs/model_lag.py
 
-It writes the tables of "What a lag would bring: a model" in experts_across_gpus.md. Constants are fitted to the files
-of two GPUs among benchmarks/results/distributed-*.json, and judged by times that the fit did not see: whole calls of
-all files, and products of four and eight GPUs. Rates of the link and of an SM's stores are from performance_log.md.
+The script writes the tables of "What a lag would bring: a model" in experts_across_gpus.md. Constants are fitted to
+the files of two GPUs among benchmarks/results/distributed-*.json, and judged by times that the fit did not use: whole
+calls of all files, and products of four and eight GPUs. Rates of the link and of an SM's stores are from
+performance_log.md.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ BLOCK_ROWS, TASK_COLUMNS = 128, 256
 """A task multiplies up to this many rows of one expert by this many columns of its weight."""
 
 LINK_GB_S = {2: 287.0, 4: 287.0, 8: 260.0}
-"""The link in one direction while the second product stores, by GPUs (log, 2026-11-27).
+"""The link's rate in one direction while the second product stores, by number of GPUs (log, 2026-11-27).
 
-On four H200 it was 278 to 295 GB/s, on eight 250 to 270. On two it never was the limit.
+On four H200 the rate was 278 to 295 GB/s, on eight 250 to 270. On two the link was never the limit.
 """
 ACTIVATION = 75 / (2314 * 2 / 3)
-"""Activating makes the first product longer by this part (log, 2026-11-25: as for routes)."""
+"""The part of the first product's time that activating adds (log, 2026-11-25; the same call as for routes)."""
 WORSE_LINK_GB_S, WORSE_TASKS = 250.0, 1.05
-"""A lag that goes worse: the least link of eight H200 in the second product, and all tasks 5% longer.
+"""Pessimistic assumptions: the lowest link rate of eight H200 in the second product, and all tasks 5% longer.
 
-Products beside 8, 16 and 32 CTAs that only copied took 0.5, 3.4 and 5.2% longer on the SMs left (log, 2026-11-28).
+Beside 8, 16 and 32 CTAs that only copied, products took 0.5, 3.4 and 5.2% longer on the other SMs (log, 2026-11-28).
 """
 SM_GB_S = 205 / 8
 """Stores of one SM through registers: 8 CTAs of an H100 sent 205 GB/s (log, 2026-11-28)."""
 ROUTES_US = 9.0
-"""A row for each route, a kernel of its own (log, 2026-11-25: two H200, 8192 tokens of 4096x2048)."""
+"""The time of the kernel that finds a row for each route (log, 2026-11-25: two H200, 8192 tokens of 4096x2048)."""
 
 NARROW = Layer(4096, 2048, 256, 6)
 DEEP = Layer(7168, 2048, 256, 8)
@@ -54,14 +55,14 @@ MORE = Layer(4096, 2048, 288, 8)
 WIDE = Layer(7168, 3072, 384, 6)
 CALLS = ((NARROW, 1024), (NARROW, 2048), (NARROW, 4096), (NARROW, 8192), (MORE, 8192), (WIDE, 8192))
 AIMS_EIGHT_H100 = (450, 700, 1250, 2500, 3300, 6200)
-"""Microseconds of these calls."""
+"""The aims for `CALLS`, in microseconds."""
 AIM_OF_PUBLIC, AIM_OF_PRODUCTS = 0.70, 1.10
-"""Two GPUs: of the public mega MoE's time, and of both products alone."""
+"""Aims for two GPUs: the part of the public mega MoE's time, and of the time of both products alone."""
 PUBLIC_US = {
     "H200": {(NARROW, 1024): 901.5, (NARROW, 4096): 2209.0, (NARROW, 8192): 3860.0, (WIDE, 8192): 10146.1},
     "H100": {(NARROW, 1024): 1255.1, (NARROW, 4096): 2996.1, (NARROW, 8192): 5003.8, (WIDE, 8192): 11983.0},
 }
-"""The public FP8 mega MoE for Hopper on two GPUs: of August 2026 on H200 (2026-11-28), of July on H100 (2026-11-25)."""
+"""Times of the public FP8 mega MoE on two GPUs: August's on H200 (2026-11-28), July's on H100 (2026-11-25)."""
 
 STORED_BESIDE = {
     (2, NARROW, 4096): (1576, 1531),
@@ -72,16 +73,16 @@ STORED_BESIDE = {
     (4, WIDE, 8192): (6708, 6526),
     (4, DEEP, 8192): (6188, 6195),
 }
-"""Calls on H200 before and since warps without other work store results, in turn on one machine (log, 2026-11-27)."""
+"""Times on H200 before and after idle warps stored results, alternating on one machine (log, 2026-11-27)."""
 
 LAGS = tuple(round(SMS * waves) for waves in (0.5, 1, 1.5, 2, 3, 6))
 FEW_TOKENS = 512
-"""Products of fewer tokens are left out of the fit: the busiest GPU then has more than its share of experts."""
+"""The fit ignores products of fewer tokens, because the busiest GPU then has more than its share of experts."""
 RINGS = (4, 8, 16)
-"""Blocks of a ring beyond the least one."""
+"""Numbers of blocks that a ring has more than the smallest ring."""
 JUDGED_TOKENS = (1024, 4096, 8192)
 TOLERANCE = 0.002
-"""The best lag and ring are the smallest whose time is this near to the least one."""
+"""The best lag and ring are the smallest whose time exceeds the least time by at most this part."""
 
 PRODUCTS, CALL = "ep_layer/product_alone", "ep_layer/fused"
 """Fields of result files: both products alone, and the whole call by peer memory."""
@@ -97,7 +98,7 @@ class Key(NamedTuple):
 
 @cache
 def measured(name: str) -> dict[Key, float]:
-    """Give microseconds with even routes, of the result file whose name begins like this."""
+    """List microseconds with even routes, from the result file with this beginning of its name."""
     (file,) = RESULTS.glob(f"distributed-{name}-*.json")
     times = {}
     for each in json.loads(file.read_text())["rows"]:
@@ -114,20 +115,20 @@ class Gpu:
 
     name: str
     tflops: float
-    """The rate of both products in rows that count and rows in vain."""
+    """The rate of both products, for needed and wasted rows."""
     vain_rows: float
-    """Rows of an expert that are multiplied in vain, at its end."""
+    """The number of wasted rows that are multiplied at the end of an expert's rows."""
     dram_tb_s: float
-    """Weights as products read them."""
+    """The rate at which products read weights."""
     post: Line
-    """Tokens laid out, and a meeting, by bytes of rows."""
+    """The time to store tokens for peers, and of a meeting, by bytes of rows."""
     sums: Line
-    """A meeting, and results added up, by bytes of results."""
+    """The time of a meeting, and to add up results, by bytes of results."""
     link_gb_s: float | None = None
-    """None: as the log has it for the number of GPUs."""
+    """The link's rate; None means the log's rate for the number of GPUs."""
 
     def products_us(self, layer: Layer, ranks: int, tokens: int, activation: float = 0.0) -> float:
-        """Give the time of both products. The first one is two thirds of it, and activates unless it runs alone."""
+        """Give the time of both products. The first product takes two thirds, and activates unless it runs alone."""
         rows = tokens * layer.topk / experts_here(layer, ranks)
         multiplied = (
             operations_of(layer, tokens) * (1 + self.vain_rows / rows) * (1 + activation * 2 / 3) / self.tflops / 1e6
@@ -138,7 +139,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Work:
-    """The tasks of one GPU. Blocks are all alike: one expert's rows, `BLOCK_ROWS` at most."""
+    """The tasks of one GPU. All blocks are equal: rows of one expert, at most `BLOCK_ROWS`."""
 
     blocks: int
     first: int
@@ -147,28 +148,28 @@ class Work:
     first_us: float
     second_us: float
     tokens_us: float
-    """The link for a block's tokens."""
+    """The link's time for a block's tokens."""
     results_us: float
-    """The link for a task's results."""
+    """The link's time for a task's results."""
     store_us: float
-    """An SM for a task's results, wherever they go."""
+    """An SM's time to store a task's results, to any GPU."""
     stores_beside: bool
-    """Warps without other work store results while the SM multiplies its next task."""
+    """Whether idle warps store results while the SM multiplies its next task."""
     sms: int = SMS
 
     @property
     def products_us(self) -> float:
-        """All tasks, if SMs never wait."""
+        """Give the time of all tasks, if SMs never wait."""
         return self.blocks * (self.first * self.first_us + self.second * self.second_us) / self.sms
 
     @property
     def link_us(self) -> float:
-        """All that travels, if the link never waits."""
+        """Give the time of all rows and results on the link, if the link never waits."""
         return self.blocks * (self.tokens_us + self.second * self.results_us)
 
 
 def work_of(gpu: Gpu, layer: Layer, ranks: int, tokens: int, *, stores_beside: bool) -> Work:
-    """Cut a call into tasks."""
+    """Divide a call into tasks."""
     rows = tokens * layer.topk
     experts = experts_here(layer, ranks)
     blocks = round(experts * max(rows / experts / BLOCK_ROWS + 0.5, 1))
@@ -192,9 +193,9 @@ def work_of(gpu: Gpu, layer: Layer, ranks: int, tokens: int, *, stores_beside: b
 
 
 def stream(work: Work, lag: int | None) -> Iterator[tuple[int, bool]]:
-    """Yield (block, whether it is the second product's), as SMs take tasks in turn.
+    """Yield (block, whether the task is the second product's), in the order in which SMs start tasks.
 
-    A block's second product follows `lag` tasks behind the end of its first one; behind all of them if `lag` is None.
+    A block's second product starts `lag` tasks after the end of its first product; after all first ones if it is None.
     """
     due = 0
     for task in range(work.blocks * work.first):
@@ -207,16 +208,16 @@ def stream(work: Work, lag: int | None) -> Iterator[tuple[int, bool]]:
 
 
 def least_ring(work: Work, lag: int) -> int:
-    """Count the blocks of the smallest ring without a deadlock: no task waits for one behind it in the stream."""
+    """Count the blocks of the smallest ring without a deadlock: no task waits for a later task of the stream."""
     return math.ceil(lag / work.first) + 1
 
 
 def simulate(work: Work, lag: int | None = None, ring: int | None = None) -> float:
-    """Give the microseconds from the first token on the link to the last result behind it.
+    """Give the microseconds from the first token on the link to the last stored result.
 
-    Each SM takes the next task of the stream. All bytes go over one link, first come, first served. A block's tokens
-    are fetched once a slot of the ring is free; it has `ring` slots, or one for each block if that is None. A block's
-    slot holds its tokens and its middle until the second product has read them.
+    Each SM starts the next task of the stream. All bytes use one link, in the order of requests. A block's tokens are
+    fetched when a slot of the ring is free. The ring has `ring` slots, or one for each block if `ring` is None. A slot
+    holds its block's tokens and activations until the second product has read them.
     """
     slots = work.blocks if ring is None else min(ring, work.blocks)
     if lag is not None and slots < min(least_ring(work, lag), work.blocks):
@@ -228,7 +229,7 @@ def simulate(work: Work, lag: int | None = None, ring: int | None = None) -> flo
     free = [(0.0, sm) for sm in range(work.sms)]
     has_begun = False
     for block, is_second in stream(work, lag):
-        if is_second and lag is None and not has_begun:  # a kernel of its own
+        if is_second and lag is None and not has_begun:  # it is a separate kernel
             has_begun, over = True, max(free)[0]
             free = [(over, sm) for sm in range(work.sms)]
         begin, sm = free[0]
@@ -250,18 +251,18 @@ def simulate(work: Work, lag: int | None = None, ring: int | None = None) -> flo
 
 
 def around_us(gpu: Gpu, layer: Layer, tokens: int) -> float:
-    """Give the time of a call besides its products: tokens laid out, routes, sums."""
+    """Give the time of a call without its products: storing tokens for peers, routes, sums."""
     return gpu.post.us(tokens * layer.there_bytes) + ROUTES_US + gpu.sums.us(tokens * layer.topk * layer.back_bytes)
 
 
 def today_us(gpu: Gpu, layer: Layer, ranks: int, tokens: int, *, stores_beside: bool) -> float:
-    """Give the time of a call of today: the second product behind the first."""
+    """Give the time of today's call: the second product after the first."""
     work = work_of(gpu, layer, ranks, tokens, stores_beside=stores_beside)
     return around_us(gpu, layer, tokens) + simulate(work)
 
 
 def fit(error: Callable[[Sequence[float]], float], start: Sequence[float]) -> list[float]:
-    """Search for constants with a small error, from `start` on: one at a time, by factors that shrink."""
+    """Search for constants with a small error: change one at a time, from `start` on, by factors that get smaller."""
     best, step = list(start), 0.2
     least = error(best)
     while step > 1e-3:
@@ -278,11 +279,11 @@ def fit(error: Callable[[Sequence[float]], float], start: Sequence[float]) -> li
 
 @cache
 def fitted(file: str, name: str) -> Gpu:
-    """Fit a kind of GPU to a file of two, both layers.
+    """Fit a kind of GPU to the file of two such GPUs, with both layers.
 
-    - products: `ep_layer/product_alone`, from 512 tokens on, but not where the whole call takes less than they do
-      (alone, the first one writes its result in BF16);
-    - tokens laid out: `ep_dispatch/fused`; sums: `ep_combine/fused`, of all tokens.
+    - products: `ep_layer/product_alone`, from 512 tokens on, but not if the whole call takes less time than both
+      products (measured alone, the first product writes its result in BF16);
+    - storing tokens for peers: `ep_dispatch/fused`; sums: `ep_combine/fused`, with all numbers of tokens.
     """
     times = measured(file)
 
@@ -310,7 +311,7 @@ def fitted(file: str, name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Lag:
-    """The best lag of a call, and the least ring that goes with it."""
+    """The best lag of a call, and the smallest ring for this lag."""
 
     us: float
     tasks: int
@@ -337,7 +338,7 @@ def best_lag(gpu: Gpu, layer: Layer, ranks: int, tokens: int) -> Lag:
 
 
 class Judged(NamedTuple):
-    """A time of the model beside the one measured."""
+    """A time of the model, and the measured time."""
 
     ranks: int
     gpu: Gpu
@@ -354,11 +355,11 @@ class Judged(NamedTuple):
 
 
 FILES = (("2026", 2, False), ("4", 4, False), ("8", 8, True), ("h100", 2, False))
-"""Names of result files, their GPUs, and whether warps without other work stored results at their commit."""
+"""Names of result files, their numbers of GPUs, and whether idle warps stored results at their commits."""
 
 
 def judge() -> Iterator[Judged]:
-    """Compare the model with all four files. The fit saw products of two GPUs, and no call."""
+    """Compare the model with all four files. The fit used products of two GPUs, and no call."""
     for name, ranks, beside in FILES:
         gpu = H100 if name == "h100" else H200
         for (layer, tokens, field), us in measured(name).items():
@@ -370,7 +371,7 @@ def judge() -> Iterator[Judged]:
 
 
 def buffer_mib(layer: Layer, ranks: int, tokens: int, rows: int | None = None) -> float:
-    """Give the memory of `fp8_mega_moe`: the room, tokens, and both products' rows, or `rows` of a ring."""
+    """Give the memory of `fp8_mega_moe`: the room, tokens, and both products' rows, or a ring of `rows` rows."""
     rows = ranks * tokens * layer.topk if rows is None else rows
     row_bytes = layer.hidden * (1 + 4 / 128) + layer.intermediate * (1 + 4 / 64)
     tokens_bytes = tokens * layer.hidden * (1 + 4 / 128)
@@ -394,7 +395,7 @@ def table(*head: str) -> list[str]:
 
 def fitted_lines() -> Iterator[str]:
     """Yield the fitted constants."""
-    yield from table("fitted to two", "TFLOPS", "rows in vain", "weights", "tokens laid out", "sums")
+    yield from table("fitted to two", "TFLOPS", "wasted rows", "weights", "storing tokens", "sums")
     for gpu in (H200, H100):
         lines = (f"{x.start_us:.0f} us, {x.gb_s:.0f} GB/s" for x in (gpu.post, gpu.sums))
         yield row(gpu.name, f"{gpu.tflops:.0f}", f"{gpu.vain_rows:.0f}", f"{gpu.dram_tb_s:.2f} TB/s", *lines)
@@ -402,7 +403,7 @@ def fitted_lines() -> Iterator[str]:
 
 
 def judged_lines() -> Iterator[str]:
-    """Yield the times of the model beside measured ones."""
+    """Yield the times of the model, and measured times."""
     found = list(judge())
     for field, title in ((CALL, "calls"), (PRODUCTS, "products")):
         yield from table(title, *(f"{n} tokens" for n in JUDGED_TOKENS))
@@ -413,7 +414,7 @@ def judged_lines() -> Iterator[str]:
                 rows.setdefault(name, []).append(f"{each.model_us:.0f}/{each.us:.0f} {100 * each.error:+.0f}%")
         yield from (row(name, *cells) for name, cells in rows.items())
         yield ""
-    yield from table("8192 tokens", "call less products, model/measured", "part")
+    yield from table("8192 tokens", "call minus products, model/measured", "ratio")
     most = {(each.ranks, each.gpu, each.layer, each.field): each for each in found if each.tokens == 8192}
     for (ranks, gpu, layer, field), call in most.items():
         products = most[ranks, gpu, layer, PRODUCTS]
@@ -422,7 +423,7 @@ def judged_lines() -> Iterator[str]:
             name = f"{ranks} {gpu.name}, {layer.hidden}x{layer.intermediate}"
             yield row(name, f"{more:.0f}/{measured_more:.0f}", f"{more / measured_more:.2f}")
     yield ""
-    yield from table("stores beside the next tile", "measured", "model")
+    yield from table("stores during the next tile", "measured", "model")
     for (ranks, layer, tokens), (before, after) in STORED_BESIDE.items():
         slow, fast = (today_us(H200, layer, ranks, tokens, stores_beside=x) for x in (False, True))
         ratios = f"{before} -> {after}: {after / before:.3f}", f"{slow:.0f} -> {fast:.0f}: {fast / slow:.3f}"
@@ -440,7 +441,7 @@ class Predicted(NamedTuple):
 
 @cache
 def predict(gpu: Gpu, layer: Layer, ranks: int, tokens: int) -> Predicted:
-    """Predict a call of today, the best lag, and the same lag if it goes worse."""
+    """Predict today's call, the best lag, and the same lag under the pessimistic assumptions."""
     lag = best_lag(gpu, layer, ranks, tokens)
     worse = replace(
         gpu, tflops=gpu.tflops / WORSE_TASKS, dram_tb_s=gpu.dram_tb_s / WORSE_TASKS, link_gb_s=WORSE_LINK_GB_S
@@ -465,7 +466,7 @@ def predicted_lines(gpu: Gpu, ranks: int) -> Iterator[str]:
 
 
 def aims_lines() -> Iterator[str]:
-    """Yield the predictions beside the aims."""
+    """Yield the predictions and the aims."""
     yield from table("8 H100", "tokens", "aim, us", "today", "lag", "worse", "room")
     for (layer, tokens), aim in zip(CALLS, AIMS_EIGHT_H100, strict=True):
         found = predict(H100, layer, 8, tokens)
@@ -485,7 +486,7 @@ def aims_lines() -> Iterator[str]:
 
 
 def ring_lines(layer: Layer = NARROW, ranks: int = 8, tokens: int = 8192) -> Iterator[str]:
-    """Yield how long a call takes by lag and ring."""
+    """Yield the time of a call for each lag and ring."""
     work = work_of(H100, layer, ranks, tokens, stores_beside=True)
     extra = (0, 4, 8, 16, 32, 64)
     yield from table("lag, its least ring", "least", *(f"+{more * BLOCK_ROWS}" for more in extra[1:]))
@@ -497,7 +498,7 @@ def ring_lines(layer: Layer = NARROW, ranks: int = 8, tokens: int = 8192) -> Ite
 
 
 def memory_lines() -> Iterator[str]:
-    """Yield the memory of a buffer: of today, and with the rings of H200."""
+    """Yield the memory of a buffer: today's, and with the rings of H200."""
     yield from table("MiB, today -> with a ring", "tokens", *(f"{ranks} GPUs" for ranks in (2, 4, 8)))
     for layer, tokens in CALLS:
         cells = []

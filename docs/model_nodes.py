@@ -1,9 +1,9 @@
-"""What experts across nodes would take, by what one node was measured to take: python docs/model_nodes.py
+"""Estimates times of experts across nodes from measured times of one node: python docs/model_nodes.py
 
-It writes the tables of "Beyond a node" in experts_across_gpus.md. Times of collectives come from
+The script writes the tables of "Beyond a node" in experts_across_gpus.md. Times of collectives are in
 benchmarks/collectives-h200x4-2026-11-22.json. Lines are fitted to the times with hidden = 4096, and judged by the times
-with 7168. The rate of products, and the layer beside which one node is judged, come from the newest file of the most
-H200 among benchmarks/results/distributed-*.json.
+with 7168. The rate of products, and the layer on which the model of one node is judged, are from the newest of the
+files benchmarks/results/distributed-*.json with the largest number of H200.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GPUS_OF_A_NODE = 8
 NODES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = (128, 4096)
 DRAM_TB_S = 4.2
-"""Of an H200: cold copies."""
+"""The rate of cold copies on an H200."""
 TILE_ROWS = 64
 """Rows of an expert that are multiplied at a time."""
 
@@ -56,7 +56,7 @@ class Line:
 
 
 NETWORK = Line(start_us=20.0, gb_s=40.0)
-"""Assumed: the time of a message besides its bytes; 80% of 400 Gbit/s for each GPU."""
+"""Assumptions: the time of a message without its bytes, and 80% of 400 Gbit/s for each GPU."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ class Layer:
 
     @property
     def there_bytes(self) -> int:
-        """Of a token's row: FP8 values, scales, routes."""
+        """Count the bytes of a token's row: FP8 values, scales, routes."""
         return self.hidden + 4 * (self.hidden // 128 + 2 * self.topk)
 
     @property
     def back_bytes(self) -> int:
-        """Of a sum in BF16."""
+        """Count the bytes of a sum in BF16."""
         return 2 * self.hidden
 
     def wants(self, parts: int) -> float:
-        """How likely a token wants one of `parts` equal parts of the experts."""
+        """Give the probability that a token needs one of `parts` equal parts of the experts."""
         return 1 - (1 - 1 / parts) ** self.topk
 
 
@@ -95,13 +95,13 @@ class Copies:
 
 
 def copies_to_ranks(layer: Layer, nodes: int, gpus: int = GPUS_OF_A_NODE) -> Copies:
-    """One copy for each rank that has any of the token's experts, `gpus` being a node's."""
+    """Count one copy for each rank that has any of the token's experts; a node has `gpus` GPUs."""
     ranks = nodes * gpus
     return Copies(layer.wants(ranks) * (gpus - 1), layer.wants(ranks) * (ranks - gpus))
 
 
 def copies_to_nodes(layer: Layer, nodes: int) -> Copies:
-    """Send one copy to each node; the GPU that gets it forwards it to the GPUs of its node that want it."""
+    """Count one copy for each node; the receiving GPU forwards it to the GPUs of its node that need it."""
     ranks = nodes * GPUS_OF_A_NODE
     beyond = layer.wants(nodes) * (nodes - 1) if nodes > 1 else 0.0
     forwarded = layer.wants(ranks) * (nodes - 1) * (GPUS_OF_A_NODE - 1)
@@ -109,7 +109,7 @@ def copies_to_nodes(layer: Layer, nodes: int) -> Copies:
 
 
 def way_us(copies: Copies, tokens: int, row_bytes: int, within: Line) -> float:
-    """Rows on one of their two ways: NVLink and network carry them at the same time."""
+    """Give the time of rows to experts, or of sums back: NVLink and network send at the same time."""
     times = [within.us(tokens * copies.within * row_bytes)]
     if copies.beyond:
         times.append(NETWORK.us(tokens * copies.beyond * row_bytes))
@@ -117,22 +117,22 @@ def way_us(copies: Copies, tokens: int, row_bytes: int, within: Line) -> float:
 
 
 def ways_us(copies: Copies, layer: Layer, tokens: int, within: Line) -> float:
-    """Rows there and sums back."""
+    """Give the time of rows to experts and of sums back."""
     return sum(way_us(copies, tokens, size, within) for size in (layer.there_bytes, layer.back_bytes))
 
 
 def operations_of(layer: Layer, tokens: int) -> float:
-    """Of both products of one GPU, multiplications and additions."""
+    """Count the multiplications and additions of both products of one GPU."""
     return 6 * tokens * layer.topk * layer.hidden * layer.intermediate
 
 
 def gpus_of(report: dict[str, Any]) -> int:
-    """How many GPUs a result file of `bench distributed` is of: a process each, as its rows say."""
+    """Count the GPUs of a result file of `bench distributed`: one for each process, whose number its rows name."""
     return int(report["rows"][0]["config"].split()[0])
 
 
 def newest_of_most_gpus(reports: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The result file of the layer that counts here."""
+    """Find the newest result file among those with the most GPUs of this model's kind."""
     of_gpu = [each for each in reports if each["header"]["machine"]["gpu"] == GPU]
     return max(of_gpu, key=lambda each: (gpus_of(each), each["header"]["date"]))
 
@@ -143,7 +143,7 @@ LAYERS = newest_of_most_gpus(
 
 
 def measured_us(layer: Layer, contender: str) -> dict[int, float]:
-    """Microseconds of the whole layer, or of what stands for it, with even routes, by tokens of each GPU."""
+    """List a contender's microseconds for the whole layer with even routes, by tokens of each GPU."""
     times = {}
     for row in LAYERS["rows"]:
         if row["kind"] == "ep_layer" and row["contender"] == contender:
@@ -154,12 +154,12 @@ def measured_us(layer: Layer, contender: str) -> dict[int, float]:
 
 
 def experts_here(layer: Layer, ranks: int) -> float:
-    """Experts of a GPU; with more GPUs than experts each has a copy of one."""
+    """Count the experts of a GPU; with more GPUs than experts each GPU has a copy of one expert."""
     return max(layer.experts / ranks, 1)
 
 
 def in_whole_tiles(rows: float) -> float:
-    """Give the mean of an expert's rows in whole tiles, if chance gives it `rows` on average."""
+    """Give the mean number of an expert's rows in whole tiles, if an expert has `rows` random rows on average."""
     most = int(rows + 8 * math.sqrt(rows)) + 2
     logs = [x * math.log(rows) - rows - math.lgamma(x + 1) for x in range(most)]
     return sum(math.exp(log) * math.ceil(x / TILE_ROWS) * TILE_ROWS for x, log in enumerate(logs))
@@ -179,9 +179,9 @@ def product_tflops(layer: Layer) -> float:
 
 
 def products_us(layer: Layer, ranks: int, tokens: int, tflops: float) -> float:
-    """Both products of one GPU: operations beside reading the weights of its experts that any token wants.
+    """Give the time of both products of one GPU: operations, and reading the weights of experts with a token.
 
-    The longer of the two decides, and where they are alike each is in the other's way, as in gemm/choose/cost.py.
+    The longer time decides; if both are about equal, each slows the other down, as in gemm/choose/cost.py.
     """
     used = 1 - (1 - 1 / layer.experts) ** (ranks * tokens * layer.topk)
     weights = experts_here(layer, ranks) * used * 3 * layer.hidden * layer.intermediate
@@ -210,22 +210,22 @@ def error_of(line: Line, judged: Sequence[tuple[float, float]]) -> tuple[float, 
 
 
 def section() -> str:
-    """The tables."""
+    """Return the tables."""
     rows = json.loads(MEASURED.read_text())["rows"]
     collective = Line.fit(list(points(rows, FITTED_HIDDEN)))
     mean, worst = error_of(collective, list(points(rows, JUDGED_HIDDEN)))
     within = copies_to_a_peer(rows)
     tflops = product_tflops(LAYER)
     lines = [
-        f"Fitted: NCCL's exchange takes {collective.start_us:.0f} us and goes on at {collective.gb_s:.0f} GB/s "
-        f"(times with hidden = {JUDGED_HIDDEN}, which the fit did not see, are within {mean:.2f} times on average, "
-        f"{worst:.2f} at worst); copies to a peer {within.start_us:.0f} us and {within.gb_s:.0f} GB/s. "
-        f"Products: {tflops:.0f} TFLOPS.",
+        f"The fit gives: NCCL's exchange takes {collective.start_us:.0f} us plus bytes at {collective.gb_s:.0f} GB/s "
+        f"(times with hidden = {JUDGED_HIDDEN}, which the fit did not use, differ by {mean:.2f} times on average, "
+        f"{worst:.2f} at worst); copies to a peer take {within.start_us:.0f} us plus bytes at {within.gb_s:.0f} GB/s. "
+        f"Products run at {tflops:.0f} TFLOPS.",
         "",
     ]
     for tokens in TOKENS:
         lines += [
-            f"{tokens} tokens of each GPU:",
+            f"{tokens} tokens on each GPU:",
             "",
             "| nodes | copies of a token: to ranks, to nodes | network MB: to ranks, to nodes | to ranks, us "
             "| to nodes, us | products, us | one after the other | overlapped |",
@@ -235,10 +235,10 @@ def section() -> str:
             lines.append(_row(LAYER, nodes, tokens, within, tflops))
         lines.append("")
     lines += [
-        f"One node of {gpus_of(LAYERS)} GPUs, whose layer was measured, even routes, us:",
+        f"One node of {gpus_of(LAYERS)} GPUs, with the measured layer and even routes, in us:",
         "",
-        "| tokens of each GPU | products: model, measured | to ranks, model | one after the other, model "
-        "| overlapped, model | peer memory, measured | one after the other, overlapped: of what was measured |",
+        "| tokens on each GPU | products: model, measured | to ranks, model | one after the other, model "
+        "| overlapped, model | peer memory, measured | one after the other, overlapped: over the measured time |",
         "|---|---|---|---|---|---|---|",
     ]
     for each, products, alone, ways, in_a_row, overlapped, fused in judged(LAYER, within, tflops):
@@ -271,12 +271,12 @@ def _row(layer: Layer, nodes: int, tokens: int, within: Line, tflops: float) -> 
 
 
 def overlapped_us(ways: float, products: float, within: Line) -> float:
-    """The longer one, and a start at each end."""
+    """Give the longer of both times, and a start at each end."""
     return max(ways, products) + 2 * within.start_us
 
 
 def judged(layer: Layer, within: Line, tflops: float) -> Iterator[tuple[float, ...]]:
-    """Yield one node by tokens: products, their measured time, ways, in a row, overlapped, measured by peer memory."""
+    """Yield for each number of tokens the model's and the measured times of one node, in the table's order."""
     gpus, fused = gpus_of(LAYERS), measured_us(layer, "fused")
     for tokens, alone in sorted(measured_us(layer, "product_alone").items()):
         products = products_us(layer, gpus, tokens, tflops)
@@ -285,7 +285,7 @@ def judged(layer: Layer, within: Line, tflops: float) -> Iterator[tuple[float, .
 
 
 def page() -> str:
-    """The page with today's tables."""
+    """Return the page with today's tables."""
     text = PAGE.read_text()
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     return text[:begin] + section() + text[end:]

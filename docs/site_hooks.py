@@ -15,7 +15,7 @@ from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
 UNSEARCHED = "Project"
-"""The tab whose pages the search leaves out: they are the project's log, not its guides."""
+"""The tab with pages that the search ignores, because they are the project's log and no guides."""
 RESULT = re.compile(r"Callable\[P, ([^\[\]]+)\]\]?$")
 NAME = re.compile(r"(?<!\[)`(\w+)`(?!\])")
 ENTRY = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
@@ -25,8 +25,8 @@ PACKAGE = DOCS.parent / "deep_gemm"
 
 
 def unlisted(pages: dict[str, str]) -> dict[str, str]:
-    """Give entries of public functions that no page of the reference shows, by the page that shows most of a family."""
-    # Names are exported by "as", in the package itself or in two modules whose names it has too.
+    """Return entries for public functions that no reference page shows, by the page with most of their family."""
+    # The package exports names by "as", in its front or in two modules from which it takes all names.
     front = "".join((PACKAGE / file).read_text() for file in ("__init__.py", "utils/layout.py", "utils/math.py"))
     homes = {
         name: module
@@ -38,7 +38,7 @@ def unlisted(pages: dict[str, str]) -> dict[str, str]:
     for name in sorted(homes.keys() - shown.keys()):
         file = PACKAGE / f"{homes[name].replace('.', '/')}.py"
         source, family = file.read_text() if file.exists() else "", homes[name].partition(".")[0]
-        if re.search(rf"^(def|class) {name}\b", source, re.MULTILINE):  # else it is another name of one that is shown
+        if re.search(rf"^(def|class) {name}\b", source, re.MULTILINE):  # else it is an alias
             beside = Counter(uri for other, uri in shown.items() if homes.get(other, "").startswith(f"{family}."))
             (uri, _), *_ = beside.most_common(1)
             added[uri] = added.get(uri, "") + f"\n\n::: deep_gemm.{name}\n"
@@ -50,13 +50,13 @@ UNLISTED = unlisted(REFERENCE)
 SHOWN = {
     path.rpartition(".")[2]: path for text in (*REFERENCE.values(), *UNLISTED.values()) for path in ENTRY.findall(text)
 }
-"""Names that the reference shows, each with its path."""
+"""The path of each name that the reference shows."""
 
 
 class Pages(Preprocessor):
     """Links names on the map of functions, completes the reference, and hides a tab from the search.
 
-    Docstrings pass through here as well, as parts of their page: they name no entries, and have the page's context.
+    It also receives docstrings, as parts of their page: they contain no entries, and have the page's context.
     """
 
     def run(self, lines: list[str]) -> list[str]:
@@ -84,32 +84,32 @@ class PagesExtension(Extension):
     """Registers `Pages` with Python-Markdown."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  # Python-Markdown's name
-        """Let `Pages` see a page before anything else does."""
+        """Make `Pages` the first preprocessor of a page."""
         md.preprocessors.register(Pages(md), "deep_gemm_pages", 100)
 
 
 def makeExtension(**options: Any) -> PagesExtension:  # noqa: N802  # Python-Markdown's name
-    """Make the extension: Python-Markdown calls this."""
+    """Make the extension; Python-Markdown calls this function."""
     return PagesExtension(**options)
 
 
 def linked(text: str) -> str:
-    """Make each name that the reference shows a link to it."""
+    """Turn each name that the reference shows into a link to the reference."""
     return NAME.sub(lambda found: f"[{found[0]}][{SHOWN[found[1]]}]" if found[1] in SHOWN else found[0], text)
 
 
 class Docstrings(griffe.Extension):
-    """Shows examples as code, numbers for constants, and the result that a decorated product gives its caller."""
+    """Shows examples as code, constants as numbers, and the result type that a decorated product returns."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Link other functions, and fence the lines that begin with >>>, which Markdown takes for quotations."""
+        """Link other functions, and fence lines that begin with >>>, which Markdown would treat as quotations."""
         if obj.docstring:
             obj.docstring.value = EXAMPLE.sub(r"```pycon\n\g<0>\n```", linked(obj.docstring.value))
 
     def on_function(self, *, func: griffe.Function, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """Show numbers for constants, and the decorator's result for a product's: a request that it then runs.
+        """Show constants as numbers, and the decorator's result type: it runs the request that a product returns.
 
-        A function that is `like` another has that one's parameters, except for the defaults that are given.
+        A function that is `like` another function has its parameters, except for the defaults that `like` replaces.
         """
         for decorator in func.decorators:
             if decorator.callable_path == "deep_gemm.compat.forms.like":
@@ -124,7 +124,7 @@ class Docstrings(griffe.Extension):
             if isinstance(parameter.default, griffe.ExprName) and parameter.default.name.isupper():
                 module, _, name = parameter.default.canonical_path.rpartition(".")
                 constant = loader.modules_collection[module].members.get(name) if module else None
-                if constant is not None:  # one that is assigned alone
+                if constant is not None:  # it is assigned separately, not with other names
                     parameter.default = constant.value
         for decorator in func.decorators:
             path = decorator.callable_path

@@ -1,12 +1,12 @@
-"""Writes docs/aims.md: the aims of each kind of product, beside the measured times.
+"""Writes docs/aims.md: the aims of each kind of product, and the measured times.
 
     cd benchmarks/results
     python ../../docs/write_aims.py dense.json dense-h100.json sustained.json [fine_dense.json ...] > ../../docs/aims.md
 
-Judged shapes come from two result files of `bench dense`, one for each GPU. Other times of one call come from the
-peers' sessions (lab/bench/peers.json), which measured DeepGEMM and cuBLASLt beside this package.
-Sustained times come from a result file of `bench dense --sustained`, and times of finer scales from files of
-`bench fine_dense`, one for each GPU that ran it.
+Two result files of `bench dense`, one for each GPU, have the judged shapes. The peers' sessions (lab/bench/peers.json),
+which measured DeepGEMM, cuBLASLt and this package, have the other times of one call. A result file of
+`bench dense --sustained` has the sustained times, and files of `bench fine_dense`, one for each GPU that ran it, have
+the times of finer scales.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 
 
 class Products:
-    """The products of one kind in a run, and the ratios of our times to others'."""
+    """The products of one kind in a run, and the ratios of our times to other contenders' times."""
 
     def __init__(self, report: Report, kind: str, mode: str = "cold", *, is_judged: bool = False) -> None:
         self.compared = [
@@ -42,15 +42,15 @@ class Products:
         }
 
     def to_deepgemm(self, choice: Choice) -> Ratios:
-        """Our times over DeepGEMM's."""
+        """Divide our times by DeepGEMM's."""
         return self._ratios(choice, lambda each: each.to_deepgemm)
 
     def to_fast(self, choice: Choice) -> Ratios:
-        """Our times over the times of cuBLASLt's fast product."""
+        """Divide our times by the times of cuBLASLt's fast product."""
         return self._ratios(choice, lambda each: each.to_fast)
 
     def to_blockwise(self, choice: Choice) -> Ratios:
-        """Our times over the times of cuBLASLt's product with scales by block."""
+        """Divide our times by the times of cuBLASLt's product with scales by block."""
 
         def ratio(each: Comparison) -> float | None:
             other = self.others.get(("cublaslt_blockwise", each.row.shape))
@@ -59,11 +59,11 @@ class Products:
         return self._ratios(choice, ratio)
 
     def to_floor(self, choice: Choice) -> Ratios:
-        """Our times over the floor, which holds for an H200."""
+        """Divide our times by the floor, which holds for an H200."""
         return self._ratios(choice, lambda each: 1 / each.row.fraction_of_floor if each.row.fraction_of_floor else None)
 
     def tflops(self) -> Ratios:
-        """Speeds in TFLOPS."""
+        """List speeds in TFLOPS."""
         return self._ratios(lambda _: True, lambda each: each.row.tflops)
 
     def _ratios(self, choice: Choice, ratio: Callable[[Comparison], float | None]) -> Ratios:
@@ -78,7 +78,7 @@ class Table:
         self.lines = ["| our time over that of | aim | H200 | H100 |", "|---|---|---|---|"]
 
     def worst(self, what: str, aim: float, h200: Ratios, h100: Ratios | None = None) -> None:
-        """The largest of some ratios, and its shape if there are several."""
+        """Add a line with the largest ratio, and its shape if there are several ratios."""
 
         def text(ratios: Ratios) -> str:
             ratio, shape = max(ratios)
@@ -87,7 +87,7 @@ class Table:
         self._add(what, f"at most {aim:.2f}", text(h200), met=max(h200)[0] <= aim, h100=text(h100) if h100 else "")
 
     def mean(self, what: str, aim: float, h200: Ratios, h100: Ratios | None = None) -> None:
-        """The geometric mean of some ratios."""
+        """Add a line with the geometric mean of the ratios."""
         means = [geometric_mean(ratio for ratio, _ in ratios) for ratios in (h200, h100 or ())]
         if means[0] is None:
             raise ValueError(f"{what}: expected some shapes, got none")
@@ -95,7 +95,7 @@ class Table:
         self._add(what, f"at most {aim:.2f}", texts[0], met=means[0] <= aim, h100=texts[1])
 
     def slowest(self, what: str, aim: float, h200: Ratios, h100: Ratios) -> None:
-        """The lowest of some speeds, and its shape."""
+        """Add a line with the lowest speed, and its shape."""
         texts = [f"{speed:.0f} ({_name(shape)})" for speed, shape in (min(h200), min(h100))]
         self._add(what, f"at least {aim:.0f}", texts[0], met=min(h200)[0] >= aim, h100=texts[1])
 
@@ -120,7 +120,7 @@ def judged(table: Table, h200: Report, h100: Report) -> None:
 
 
 def dense(table: Table, h200: Products, h100: Products) -> None:
-    """Prefill and training."""
+    """Add the aims of dense products in prefill and training."""
     large: Choice = lambda s: s[0] >= 128  # noqa: E731
     table.mean("DeepGEMM, m >= 128, geometric mean", 0.94, h200.to_deepgemm(large), h100.to_deepgemm(large))
     table.worst("the same, worst", 1.03, h200.to_deepgemm(large), h100.to_deepgemm(large))
@@ -141,7 +141,7 @@ def dense(table: Table, h200: Products, h100: Products) -> None:
 
 
 def decode(table: Table, h200: Products, h100: Products) -> None:
-    """Few rows."""
+    """Add the aims of dense products of few rows."""
     small: Choice = lambda s: s[0] <= 128  # noqa: E731
     table.mean("DeepGEMM, m <= 128, geometric mean", 0.85, h200.to_deepgemm(small), h100.to_deepgemm(small))
     table.worst("the same, worst", 1.03, h200.to_deepgemm(small), h100.to_deepgemm(small))
@@ -157,7 +157,7 @@ def decode(table: Table, h200: Products, h100: Products) -> None:
 
 
 def grouped(table: Table, h200: Report, h100: Report) -> None:
-    """Experts."""
+    """Add the aims of products of experts."""
     aims = {
         "contiguous": {(32, 256): 0.88},
         "masked": {(1, 1024): 0.90, (2, 512): 0.90, (4, 256): 0.90, (6, 1024): 0.90, (32, 192): 0.85, (32, 20): 1.0},
@@ -189,22 +189,22 @@ def no_aims(h200: Report, h100: Report, sustained: Report, name: str) -> list[st
     gradients = span(*(Products(each, "dense_1d1d").to_deepgemm(everything) for each in both))
     many = span(*(Products(each, "contiguous").to_deepgemm(lambda s: s[1] >= 4096) for each in both))
     return [
-        "## No aims any more",
+        "## Aims that were given up",
         "",
-        "Each was tried at least twice, and the hardware decides:",
+        "Each of these aims was tried at least twice, but the hardware limits it:",
         "",
-        "- **Back to back as fast as cuBLASLt fast**, at the GPU's power limit. Fast has one scale for each tensor,",
-        "  and adds up in the tensor cores; here partial sums leave them every 128 of k, are multiplied by scales, and",
-        f"  added. At a power limit that work comes on top: {at_length} of its time (`{name}`).",
-        "- **Weight gradients in 0.87 of DeepGEMM's time.** Both operands have a scale for each row, so each partial",
-        f"  sum is multiplied by two, in its kernel as in this one: {gradients}.",
+        "- **Calls back to back as fast as cuBLASLt fast**, at the GPU's power limit. Fast has one scale for each",
+        "  tensor, and adds up in the tensor cores. This package moves partial sums out of them every 128 of k,",
+        f"  multiplies these by scales, and adds them. That takes {at_length} of fast's time (`{name}`).",
+        "- **Weight gradients in 0.87 of DeepGEMM's time.** Both operands have a scale for each row, so both kernels",
+        f"  multiply each partial sum by two scales. The ratios are {gradients}.",
         "- **Groups of 4096 rows and more in 0.95 of DeepGEMM's time.** Both keep the tensor cores busy at the power",
-        f"  limit: {many}.",
+        f"  limit. The ratios are {many}.",
     ]
 
 
 def finer_scales(reports: Sequence[Report]) -> list[str]:
-    """Products with scales finer than 128x128, at judged shapes. The aims hold on each GPU."""
+    """Tabulate products with scales finer than 128x128, for judged shapes. The aims hold on each GPU."""
     few: Choice = lambda s: s[0] <= 64  # noqa: E731
     many: Choice = lambda s: s[0] >= 1024  # noqa: E731
     folding, *others = fine.SAID
@@ -231,7 +231,7 @@ def finer_scales(reports: Sequence[Report]) -> list[str]:
 
 
 def page(files: Iterable[Path]) -> str:
-    """All of it."""
+    """Return the text of docs/aims.md."""
     first, second, file, *of_fine = files
     dense_files = first, second
     h200, h100, sustained = sessions()[H200], sessions()[H100], Report.load(file)
@@ -247,25 +247,25 @@ def page(files: Iterable[Path]) -> str:
         [
             "# Aims",
             "",
-            "Is it as fast as it should be? Each line is a ratio of times, ours over another's: below 1 this package",
-            "is faster. The aims are set for the H200; the H100 stands beside it.",
+            "Is the package as fast as it should be? Each line has a ratio of our time to another: below 1 this",
+            "package is faster. The aims are set for the H200; the last column has the H100's ratios.",
             "",
             "## Shapes that nothing was tuned to",
             "",
-            "The judged part of the [benchmark's cases](benchmark.md#cases), measured",
+            "These are the judged part of the [benchmark's cases](benchmark.md#cases), measured",
             f"{new[0].header['date'][:10]} at commit {new[0].header['commit']}: "
             + " and ".join(f"`{each.name}`" for each in dense_files)
             + ".",
-            "DeepGEMM*: its ratio to cuBLASLt fast in the sessions below, times what fast took in this run.",
+            "The time of DeepGEMM* is its ratio to cuBLASLt fast in the sessions below, times fast's time in this run.",
             "",
             *of_new.lines,
             "",
             "## Beside the original",
             "",
-            f"Measured {h200.header['date']} at commit {h200.header['commit']} on an H200, and {h100.header['date']}",
-            f"at commit {h100.header['commit']} on an H100 (SXM), every contender of a shape in one process",
-            "([method](benchmark.md#rivals)). What was tried for the aims that are missed:",
-            "[performance_log.md](performance_log.md). `docs/write_aims.py` writes this page.",
+            f"The times are of {h200.header['date']} at commit {h200.header['commit']} on an H200, and",
+            f"of {h100.header['date']} at commit {h100.header['commit']} on an H100 (SXM), with all contenders of a",
+            "shape in one process ([method](benchmark.md#rivals)). [performance_log.md](performance_log.md) lists the",
+            "attempts to reach the missed aims. `docs/write_aims.py` writes this page.",
             "",
             *table.lines,
             "",
@@ -273,10 +273,10 @@ def page(files: Iterable[Path]) -> str:
             "",
             "## Scales finer than 128x128",
             "",
-            "One weight with finer scales, with 128x128 and in BF16, in one process",
-            "([method](benchmark.md#finer-scales)), at shapes that nothing was tuned to. B's scales are powers of",
-            "two that fold. A has a scale for as many columns as B if the first column does not say otherwise; such",
-            "scales keep the parts of a k-block apart.",
+            "Each weight was timed with finer scales, with 128x128 and in BF16, in one process",
+            "([method](benchmark.md#finer-scales)), for shapes that nothing was tuned to. B's scales are powers of",
+            "two that fold. If the first column gives one size, A has scales for the same number of columns; such",
+            "scales of A prevent the promotion of a whole k-block at once.",
             *(
                 f"Measured {each.header['date'][:10]} at commit {each.header['commit']}: `{name}`."
                 for name, each in measured

@@ -1,4 +1,4 @@
-"""Writes what tests/lab/compiler_matrix.py found as a table in docs/jit.md, from its newest record.
+"""Writes the newest record of tests/lab/compiler_matrix.py as a table in docs/jit.md.
 
 python docs/write_compilers.py
 """
@@ -14,12 +14,12 @@ BEGIN, END = "<!-- docs/write_compilers.py writes what follows -->\n", "<!-- doc
 
 
 def newest() -> Path:
-    """The record of the latest day; records of some kernels alone have a word in front of the day."""
+    """Find the record of the latest day; the names of records of only some kernels have a word before the day."""
     return max(RESULTS.glob("compilers-20*.json"))
 
 
 def section(path: Path) -> str:
-    """The table of a record."""
+    """Tabulate a record."""
     record = json.loads(path.read_text())
     versions = list(record["not_as_planned"])
     lines = [

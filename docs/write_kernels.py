@@ -1,4 +1,4 @@
-"""Writes docs/learn/dense.md, decode.md and grouped.md, each a kernel on one page:  python docs/write_kernels.py"""
+"""Writes docs/learn/dense.md, decode.md and grouped.md, one kernel on each page:  python docs/write_kernels.py"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEARN = Path(__file__).parent / "learn"
 
 
 class Shown(NamedTuple):
-    """A kernel in one configuration, and the words around its source."""
+    """A kernel in one configuration, and the text around its source."""
 
     title: str
     problem: str
@@ -30,46 +30,46 @@ class Shown(NamedTuple):
 SHOWN = {
     "dense": Shown(
         "The dense kernel on one page",
-        "How does the package's own FP8 product look, without what it does for FP4, BF16, groups and clusters?",
+        "How does the package's own FP8 product look, without its code for FP4, BF16, groups and clusters?",
         FP8_GEMM,
         tile_config(256, 128, Output()),
-        "Read from the bottom: the kernel parts into a producer, which calls `load_tile`, and math warps, which call\n"
-        "`multiply_tile` and `store_tile`. [A kernel from top to bottom](../fp8_gemm.md) gives the reasons.",
+        "Read from the bottom: the kernel divides into a producer, which calls `load_tile`, and math warps, which\n"
+        "call `multiply_tile` and `store_tile`. [The kernel fp8_gemm](../fp8_gemm.md) gives the reasons.",
         "fp8_gemm --block-m 256 --block-n 128",
     ),
     "decode": Shown(
         "The decode kernel on one page",
-        "How does a product of few rows keep the memory busy, which takes longer there than the tensor cores?",
+        "How does a product of few rows keep the memory busy, if loads take longer than the tensor cores?",
         FP8_GEMM_DECODE,
         decode_config(16, 1, 4, 2),
-        "Weights are the rows of WGMMA here, and tokens its columns; four CTAs of a cluster share k, and add their\n"
-        "sums up through each other's memory. [Its walkthrough](../fp8_gemm_decode.md) gives the reasons.",
+        "In this kernel weights are the rows of WGMMA, and tokens its columns. Four CTAs of a cluster divide k, and\n"
+        "add up their sums in shared memory. [The kernel fp8_gemm_decode](../fp8_gemm_decode.md) gives the reasons.",
         "fp8_gemm_decode --config '{name}'",
     ),
     "grouped": Shown(
         "The grouped kernel on one page",
-        "How does one launch multiply the rows of many experts, when only the GPU knows where each expert's rows end?",
+        "How does one launch multiply the rows of many experts, if only the GPU knows where each expert's rows end?",
         FP8_GEMM,
         tile_config(128, 128, Output(work=works.ENDS)),
-        "Beside the dense kernel, warps of the producer's warpgroup find tiles: they read the groups' ends, and hand\n"
-        "the tiles to all roles. [The pages about groups](../grouped.md) say what callers state.",
+        "Unlike in the dense kernel, warps of the producer's warpgroup find tiles: they read the groups' ends, and\n"
+        "pass the tiles to all roles. [Grouped GEMM](../grouped.md) describes the layouts that callers pass.",
         "fp8_gemm --config '{name}'",
     ),
 }
 
 
 def page(name: str) -> str:
-    """Give the page of a kernel."""
+    """Return the text of a kernel's page."""
     shown = SHOWN[name]
     text = source_of(shown.kernel.source, shown.kernel.headers(shown.config))
     return f"""# {shown.title}
 
 {shown.problem}
 
-Below is all of its source for one configuration, `{shown.config.name}`, in {text.count(chr(10))} lines.
-`docs/write_kernels.py` makes this page. `lab/fold.py` puts in the configuration's constants, and leaves out branches,
-functions and types that this configuration does not use. A test compiles the page, and gets the machine code of the
-package's kernel. PTX instructions stay behind functions of `ptx/` with the instructions' names.
+Below is the kernel's whole source for one configuration, `{shown.config.name}`, in {text.count(chr(10))} lines.
+`docs/write_kernels.py` writes this page. `lab/fold.py` inserts the configuration's constants, and removes branches,
+functions and types that this configuration does not use. A test compiles the page, and compares the result with the
+package's machine code. PTX instructions remain calls of functions of `ptx/` with the instructions' names.
 
 {shown.reading}
 

@@ -1,4 +1,4 @@
-"""What casts and layers took beside their rivals, as Markdown, from the files of `bench casts|linear|experts`.
+"""Writes the times of casts and layers and their rivals as Markdown, from the files of `bench casts|linear|experts`.
 
 python docs/write_layer_results.py > docs/layer_results.md
 """
@@ -14,29 +14,29 @@ from lab.bench.report import Report, Row, geometric_mean
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 GPUS = {"H200": "20", "H100": "h100-20"}
-"""How the date begins in the names of a GPU's files."""
+"""The beginning of the date, or of the text before it, in the names of each GPU's files."""
 COMPILED = "compiled"
 TITLE = """# Results of casts and layers
 
-How long do casts, a linear layer and a mixture of experts take, beside a copy of as many bytes, the product alone, and
-torch?
+How long do casts, a linear layer and a mixture of experts take, compared with a copy of the same number of bytes, the
+product alone, and torch?
 
-`docs/write_layer_results.py` writes this page from the files in `benchmarks/results/` that are named below; they have
-the method too. L2 cold, all contenders of a shape in one process, medians of 20 calls. `python -m lab plot FILE`
-draws where a layer's time goes.
+`docs/write_layer_results.py` writes this page from the files in `benchmarks/results/` that are named below; these files
+also describe the method. The L2 is cold, all contenders of a shape run in one process, and times are medians of 20
+calls. `python -m lab plot FILE` draws the parts of a layer's time.
 """
 
 Times = dict[tuple[str, tuple[int, ...]], dict[str, float]]
 
 
 def reports(kind: str) -> dict[str, tuple[Path, Report]]:
-    """The newest file of a kind for each GPU."""
+    """Load the newest file of a kind for each GPU."""
     files = {gpu: max(RESULTS.glob(f"{kind}-{date}*.json")) for gpu, date in GPUS.items()}
     return {gpu: (file, Report.load(file)) for gpu, file in files.items()}
 
 
 def times_of(report: Report) -> Times:
-    """Microseconds of each contender, by kind and shape."""
+    """List the microseconds of each contender, by kind and shape."""
     times: Times = {}
     for row in report.rows:
         if row.us is not None:
@@ -45,7 +45,7 @@ def times_of(report: Report) -> Times:
 
 
 def page() -> str:
-    """All three kinds."""
+    """Return the text of docs/layer_results.md, with all three kinds."""
     parts = [TITLE]
     for kind, title, columns, cells in (
         ("casts", "Casts", ("us", "of a copy's speed", "torch.compile us", "eager us"), _cast),
@@ -85,7 +85,7 @@ def _experts(us: dict[str, float], share: float | None) -> Sequence[str]:
 
 
 def _shares(rows: Iterable[Row]) -> dict[tuple[str, tuple[int, ...]], float]:
-    """The products' part of our layers."""
+    """Compute the products' share of our layers' time."""
     return {
         (row.kind, tuple(row.shape)): sum(us for part, us in row.parts.items() if "product" in part) / row.us
         for row in rows
@@ -94,7 +94,7 @@ def _shares(rows: Iterable[Row]) -> dict[tuple[str, tuple[int, ...]], float]:
 
 
 def _means(kind: str, times: dict[str, Times]) -> list[str]:
-    """Geometric means over a linear layer's shapes with the same rows, and over all mixtures."""
+    """Tabulate geometric means over a linear layer's shapes with the same rows, and over all mixtures."""
     if kind == "casts":
         return []
     rivals = (ALONE, BF16) if kind == "linear" else (BF16,)

@@ -1,4 +1,4 @@
-"""Write what this package and its rivals took, from lab/bench/peers.json, as Markdown.
+"""Write the times of this package and its rivals, from lab/bench/peers.json, as Markdown.
 
 python docs/write_results.py > docs/results.md
 """
@@ -57,7 +57,7 @@ EXAMPLES: tuple[tuple[str, Product, Kind], ...] = (
 
 
 def _examples() -> str:
-    """Five products and the host time of a call; beside each, the mean speed of all such products beside DeepGEMM's."""
+    """Tabulate five products and the host time of a call, and the mean speedup over DeepGEMM for each kind."""
     us = _times(H200)
     compared = [comparisons(sessions()[gpu]) for gpu in (H200, H100)]
     lines = [
@@ -75,7 +75,7 @@ def _examples() -> str:
 
 
 def page() -> str:
-    """All sessions."""
+    """Return the text of docs/results.md."""
     header = sessions()[H200].header
     measured = (
         "{date} at commit {commit} on an {machine[gpu]} ({machine[software]})".format(**each.header)
@@ -85,44 +85,44 @@ def page() -> str:
         [
             "# Results",
             "",
-            "How fast is it beside DeepGEMM and cuBLASLt, for which shape, on which GPU?",
+            "How fast is the package compared with DeepGEMM and cuBLASLt, for each shape and GPU?",
             "",
             "![speed beside DeepGEMM, product by product](peers.png)",
             "",
             *_wrapped(
-                f"Measured {' and '.join(measured)}. Method: {header['method']}. Uneven experts: DeepGEMM takes rows "
-                "padded to 128 for each expert, this package takes the rows as they are."
+                f"Measured {' and '.join(measured)}. Method: {header['method']}. Uneven experts: DeepGEMM gets rows "
+                "padded to 128 for each expert, this package gets the rows without padding."
             ),
             "",
             *_wrapped(
-                "`docs/write_results.py` writes this page and `docs/draw_peers.py` the picture, from "
-                "`lab/bench/peers.json`. [benchmark.md](benchmark.md) says how the package measures itself, "
-                "[aims.md](aims.md) what it aims at."
+                "`docs/write_results.py` writes this page, and `docs/draw_peers.py` draws the picture, from "
+                "`lab/bench/peers.json`. [benchmark.md](benchmark.md) describes how the package measures itself, "
+                "and [aims.md](aims.md) lists the aims."
             ),
             "",
             "## Six calls",
             "",
-            "L2 cold. *Mean speedup* is over DeepGEMM, for all products of the kind, their number in brackets.",
-            "cuBLASLt fast is `torch._scaled_mm` with one scale for each tensor, less work: the line to reach.",
+            "The L2 is cold. *Mean speedup* is over DeepGEMM, for all products of a kind; brackets have their number.",
+            "cuBLASLt fast is `torch._scaled_mm` with one scale for each tensor: less work, and the time to reach.",
             "",
             _examples(),
             "",
             "## Means",
             "",
-            "Geometric means of ratios of times, ours over another's: below 1 this package is faster.",
+            "These are geometric means of our time over the other's time: below 1 this package is faster.",
             "",
             *_means(),
             "",
             "## Host time",
             "",
-            "Microseconds of the caller's thread for one call.",
+            "The table has the microseconds of one call on the caller's thread.",
             "",
             *_hosts(),
             "",
             "## Time of one call",
             "",
-            "Microseconds on the GPU, cold L2. `fast` is `torch._scaled_mm` with one scale for each tensor and fast",
-            "accumulation, `blockwise` is cuBLASLt's product with scales by block, `BF16` is torch's product in BF16.",
+            "The table has microseconds on the GPU, L2 cold. `fast` is `torch._scaled_mm`, with one scale for a tensor",
+            "and fast accumulation, `blockwise` is cuBLASLt's product with scales by block, `BF16` is torch's in BF16.",
             "",
             *_every_time(),
             "",

@@ -96,7 +96,7 @@ class HopperGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
 
 
 class HopperGemmExperts(mk.FusedMoEExpertsModular):
-    """A whole MoE layer in one call: casts, both GEMMs, activation, and the weighted sum of a token's experts.
+    """Computes a whole MoE layer in one call: casts, both GEMMs, activation, and the weighted sum of a token's experts.
 
     Rows of experts are not padded to 128, and tokens are not copied in permuted order.
     """

@@ -1,4 +1,4 @@
-"""Draws fp8_gemm_pipeline.svg: what the roles of one SM do over time. Run it in this folder; needs matplotlib."""
+"""Draws fp8_gemm_pipeline.svg: the work of one SM's roles over time. Run it in this folder; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOAD, PRODUCT, PROMOTION = 1.0, 1.6, 0.9
 
 
 def main() -> None:
-    """Two math warpgroups with a pair of partial sums each, a ring of four slots, six k-blocks."""
+    """Draw two math warpgroups with a pair of partial sums each, a ring of four slots, and six k-blocks."""
     plt.rcParams["svg.hashsalt"] = "fp8_gemm"
     figure, axes = plt.subplots(figsize=(9, 3.2))
 
