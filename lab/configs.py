@@ -14,9 +14,9 @@ _every = cache(reachable)
 
 
 def reachable_dense() -> list[GemmConfig]:
-    """Dense products by `fp8_gemm`."""
+    """Dense products by `fp8_gemm`, to D."""
     plain = (config for config in tall() if config.work is DENSE)
-    return [config for config in plain if not config.epilogue.skips_mid]
+    return [config for config in plain if not (config.epilogue.skips_mid or config.epilogue.sums_blocks)]
 
 
 def reachable_decode(operands: Operands = USUAL_OPERANDS) -> list[DecodeConfig]:

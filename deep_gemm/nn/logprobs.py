@@ -30,7 +30,10 @@ from ..core.check.tracing import is_dispatched, refuse_transforms
 from ..gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn
 from ..gemm.api.dense import fp8_gemm_nt
 from ..gemm.ask.bf16 import MULTIPLE
-from ..gemm.softmax_piece import BACKWARD, BLOCK, FORWARD, run
+from ..gemm.ask.dense import block_sums_problem
+from ..gemm.launch import run as multiply
+from ..gemm.problem import Softmax
+from ..gemm.softmax_piece import BACKWARD, BLOCK, add_blocks, run
 from ..linear.check import OF_ALL_K
 from ..linear.check import weight as checked_weight
 from .gradients import WEIGHT_TYPES, aligned, main_grad_of, outside_of_graphs
@@ -127,10 +130,12 @@ def forward(
     of_ranks, first = rows_of_ranks(n, group, hidden.device)
     sums = empty("sums of blocks", (m, ceil_div(n, BLOCK)), torch.float32, hidden.device)
     chosen = empty("logits of ids", (m, 1), torch.float32, hidden.device).zero_()
-    most = COLUMNS * TOKENS // min(max(m, 1), TOKENS)
-    for rows, columns, _, logits, tokens in pieces(hidden, w, ids, first, most, recipes):
-        of_piece = sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
-        sum_blocks(logits, 1 / temperature, of_piece, tokens, columns.start, chosen[rows])
+    a, tokens = rows_of(hidden, ids, first, recipes)
+    if not sum_at_once(a, tokens, w, recipes, 1 / temperature, sums, chosen):
+        most = COLUMNS * TOKENS // min(max(m, 1), TOKENS)
+        for rows, columns, _, logits in pieces(a, m, w, most, recipes):
+            of_piece = sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
+            add_blocks(logits, 1 / temperature, of_piece, tokens[rows], columns.start, chosen[rows])
     if group is not None:
         numbers = [ceil_div(size, BLOCK) for size in of_ranks]
         sent = torch.cat([F.pad(sums, (0, max(numbers) - sums.shape[1])), chosen], 1)
@@ -142,7 +147,7 @@ def forward(
     while sums.shape[1] > 1:
         blocks = F.pad(sums, (0, -sums.shape[1] % BLOCK), value=-torch.inf)
         sums = empty("sums of blocks", (m, blocks.shape[1] // BLOCK), torch.float32, hidden.device)
-        sum_blocks(blocks, 1.0, sums, nowhere, 0, chosen)
+        add_blocks(blocks, 1.0, sums, nowhere, 0, chosen)
     picks = ids.reshape(-1, 1)
     logprobs = (chosen - sums).masked_fill_(picks < 0, 0).masked_fill_(picks >= sum(of_ranks), torch.nan)
     return logprobs.view(ids.shape), sums
@@ -168,10 +173,11 @@ def backward(
     of_hidden = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
     of_w = (values.new_empty if len(x) else values.new_zeros)(values.shape if needs_w and main_grad is None else 0)
     is_written_once = of_w.dtype == torch.bfloat16 and len(x) <= TOKENS
-    for rows, columns, part, logits, tokens in pieces(hidden, w, ids, first, COLUMNS, recipes):
+    a, tokens = rows_of(hidden, ids, first, recipes)
+    for rows, columns, part, logits in pieces(a, len(x), w, COLUMNS, recipes):
         if rows.start == 0:
             head = part if recipes is None else cast_back_from_fp8(part[0], part[1], recipes[1].columns).bfloat16()
-        of_logits = to_gradient(logits, 1 / temperature, tokens, columns.start, lse[rows], factors[rows])
+        of_logits = to_gradient(logits, 1 / temperature, tokens[rows], columns.start, lse[rows], factors[rows])
         if needs_hidden:
             bf16_gemm_nn(of_logits, head, of_hidden[rows], of_hidden[rows])
         if needs_w and main_grad is not None:
@@ -187,17 +193,45 @@ def backward(
     return of_hidden.to(hidden.dtype).view(hidden.shape if needs_hidden else 0), of_w
 
 
-def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: Any) -> Iterator[Any]:
-    """Compute the logits of `TOKENS` tokens and `most` columns at a time, all tokens of some columns in turn.
+def rows_of(hidden: Tensor, ids: Tensor, first: int, recipes: Any) -> tuple[Any, Tensor]:
+    """Give hidden states as products take them, and tokens as rows of a weight that begins at `first`.
 
-    Give with each piece its part of the weight, and its tokens as rows of this rank's weight, which begins at `first`;
-    of padding, and of other ranks' tokens, it has none. The next piece takes the memory of this one's logits.
+    The weight has no row of padding, or of other ranks' tokens.
     """
     x, tokens = hidden.reshape(-1, hidden.shape[-1]), empty("rows of ids", ids.shape, torch.int32, ids.device)
     tokens = tokens.copy_(torch.where(ids < 0, -1, ids - first).clamp_(-1, 2**31 - 1)).view(-1)
-    a: Any = laid_out(x) if recipes is None else cast_checked(x, Target(1, recipes[0].columns, mn_major=True))
-    n = len(w if recipes is None else w[0])
-    memory = empty("logits", (min(len(x), TOKENS + BLOCK) * min(n, most + BLOCK),), torch.float32, x.device)
+    if recipes is not None:
+        return cast_checked(x, Target(1, recipes[0].columns, mn_major=True)), tokens
+    a = laid_out(x)
+    return a if a.stride(1) == 1 else a.contiguous(), tokens
+
+
+def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums: Tensor, chosen: Tensor) -> bool:
+    """Let products add up blocks of columns, so that no logits are stored; False if no kernel does so for this head.
+
+    A head that must be copied is multiplied in parts: one copy takes the memory of the one before.
+    """
+    if not tokens.is_cuda or 0 in (a if recipes is None else a[0]).shape:
+        return False
+    is_copied = recipes is None and laid_out(w[:1]).data_ptr() != w.data_ptr()
+    for columns in cut(len(w if recipes is None else w[0]), 2 * COLUMNS if is_copied else 2**31):
+        head = laid_out(w[columns]) if recipes is None else w
+        of_part = sums[:, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
+        problem = block_sums_problem(a, head, recipes, of_part, Softmax(tokens, chosen, columns.start, scale))
+        if problem is None:
+            return False
+        multiply(problem)
+    return True
+
+
+def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:
+    """Compute the logits of `TOKENS` of m tokens and `most` columns at a time, all tokens of some columns in turn.
+
+    Give with each piece its part of the weight. The next piece takes the memory of this one's logits.
+    """
+    values = w if recipes is None else w[0]
+    n = len(values)
+    memory = empty("logits", (min(m, TOKENS + BLOCK) * min(n, most + BLOCK),), torch.float32, values.device)
     for columns in cut(n, most):
         if recipes is None:
             head: Any = laid_out(w[columns])
@@ -206,16 +240,16 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
             head = w[0][columns], w[1]
             if of_w.rows:  # else one scale is all rows'
                 head = head[0], w[1][columns.start // of_w.rows : ceil_div(columns.stop, of_w.rows)]
-        for rows in cut(len(x), TOKENS):
+        for rows in cut(m, TOKENS):
             size, width = rows.stop - rows.start, columns.stop - columns.start
             logits = memory[: size * width].view(size, width)
             if recipes is not None:
                 fp8_gemm_nt((a[0][rows], a[1][rows]), head, logits, recipe_a=of_x, recipe_b=of_w)
-            elif x.is_cuda:
+            elif values.is_cuda:
                 bf16_gemm_nt(a[rows], head, logits)
             else:  # torch adds in an order that depends on the number of rows: FP64 hides it
                 logits.copy_(a[rows].double() @ head.double().mT)
-            yield rows, columns, head, logits, tokens[rows]
+            yield rows, columns, head, logits
 
 
 def laid_out(x: Tensor) -> Tensor:
@@ -233,22 +267,6 @@ def cut(size: int, most: int) -> Iterator[slice]:
     number = min(ceil_div(blocks, max(most // BLOCK, 1)), max(size // ((most + BLOCK) // 2), 1))
     starts = [blocks * i // number * BLOCK for i in range(number)]
     return map(slice, starts, [*starts[1:], size])
-
-
-def sum_blocks(logits: Tensor, scale: float, sums: Tensor, tokens: Tensor, start: int, chosen: Tensor) -> None:
-    """Write log(sum(exp)) of each 128 scaled columns, and the logits of tokens among these columns.
-
-    On the CPU it is the largest number minus its `log_softmax`, which torch computes in one way for any number of rows.
-    """
-    if logits.is_cuda and len(logits):
-        run(FORWARD, logits, scale, start, sums=sums, tokens=tokens, chosen=chosen)
-        return
-    logits.mul_(scale)
-    at = tokens[:, None].long() - start
-    is_here = (at >= 0) & (at < logits.shape[1])
-    chosen.copy_(torch.where(is_here, logits.gather(1, at.clamp(0, logits.shape[1] - 1)), chosen))
-    blocks = F.pad(logits, (0, -logits.shape[1] % BLOCK), value=-torch.inf).view(*sums.shape, BLOCK)
-    sums.copy_(blocks.amax(-1) - torch.log_softmax(blocks, -1).amax(-1))
 
 
 def to_gradient(logits: Tensor, scale: float, tokens: Tensor, start: int, lse: Tensor, factors: Tensor) -> Tensor:

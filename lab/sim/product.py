@@ -77,7 +77,7 @@ class ProductTrial(Trial):
     @classmethod
     def takes(cls, config: Any) -> bool:
         """Take products of these works."""
-        return not cls.works or config.work in cls.works
+        return not cls.works or (config.work in cls.works and not config.epilogue.sums_blocks)
 
     @abstractmethod
     def problem(self) -> Problem:

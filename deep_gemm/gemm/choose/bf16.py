@@ -22,9 +22,10 @@ from ...core.gpu import WGMMA_ROWS, Gpu
 from ..config.bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, bf16_config
 from ..config.of_tile import MATH_WARPGROUPS
 from ..config.tall import K_MAJOR, Majors
-from ..kinds.epilogues import SILU_IN_BF16, TO_ADDRESSES_IN_BF16
+from ..kinds.epilogues import BLOCK_SUMS, SILU_IN_BF16, TO_ADDRESSES_IN_BF16, TO_D, Epilogue
 from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..kinds.works import COUNTED, COUNTS, DENSE, ENDS, IDS, PARTS, SUM, Work
+from ..softmax_piece import BLOCK
 from .cost import BANDS, NEVER, NUM_SMS, alike, band_of, bytes_of_d, memory_us, together
 from .timings import timings_of
 
@@ -32,6 +33,8 @@ OUTPUTS = OUTPUTS_OF[BF16_OPERANDS]
 BF16, FP32 = OUTPUTS[0], OUTPUTS[2]
 ACTIVATED = replace(BF16, work=ENDS, epilogue=SILU_IN_BF16)
 """Output of the first product of experts whose rows leave it activated."""
+OF_SUMS = replace(FP32, epilogue=BLOCK_SUMS)
+"""Output of an output head whose logits are added up."""
 TO_RANKS = replace(BF16, work=ENDS, epilogue=TO_ADDRESSES_IN_BF16)
 """Output of the second product of experts whose results go to other GPUs."""
 SM_TFLOPS = 7.0
@@ -91,6 +94,8 @@ class Tile(NamedTuple):
         """Tell whether the kernel can be built so."""
         if self.splits and slices == 1:
             return False
+        if output.epilogue.sums_blocks and (self.block_n % BLOCK or self.block_m == 192):
+            return False
         if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
             return False
         if majors.a_is_mn and self.block_m // self.cluster_n % WGMMA_ROWS:
@@ -135,12 +140,13 @@ def choose(sizes: Sizes, output: Output, majors: Majors, gpu: Gpu) -> Bf16Config
     return select_bf16(int(m), n, k, output, majors, gpu, groups)
 
 
-def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE) -> int:
+def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE, epilogue: Epilogue = TO_D) -> int:
     """Choose into how many slices k is cut, whatever m is: two rows of tiles with a CTA for each slice fill the SMs.
 
-    k never is cut for gradients of weights, which have as many rows as a weight, nor for several products at once.
+    k never is cut for gradients of weights, which have as many rows as a weight, nor for several products at once, nor
+    where a part of a weight has the bits of the whole.
     """
-    if majors.a_is_mn or not work.may_split_k:
+    if majors.a_is_mn or not work.may_split_k or epilogue.sums_blocks:
         return 1
     for_two_tiles = NUM_SMS // (2 * ceil_div(n, COLUMNS))
     return max(min(for_two_tiles, k // LEAST_SLICE, MOST_SLICES), 1)
@@ -150,13 +156,13 @@ def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE) -> int:
 def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Bf16Config:
     """The configuration of the lowest cost, for `planes` products of a kind."""
     tile = chosen_tile(BANDS[band_of(m)] if m <= BANDS[-1] else m, n, k, output, majors, gpu, planes)
-    return tile.config(output, majors, slices_of(n, k, majors, output.work))
+    return tile.config(output, majors, slices_of(n, k, majors, output.work, output.epilogue))
 
 
 @lru_cache(maxsize=4096)
 def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
     """The tile of `select_bf16`."""
-    slices = slices_of(n, k, majors, output.work)
+    slices = slices_of(n, k, majors, output.work, output.epilogue)
     tiles = [tile for tile in TILES if tile.serves(majors, slices, output)]
     return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
 
@@ -315,7 +321,7 @@ def reachable_bf16() -> list[Bf16Config]:
         for majors in (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
         for slices in (1, *SPLITS_AT_ONCE)
         if slices == 1 or not majors.a_is_mn
-        for output in OUTPUTS
+        for output in (*OUTPUTS, *([OF_SUMS] if slices == 1 and not majors.a_is_mn else []))
         for tile in TILES
         if tile.serves(majors, slices, output)
     ]

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...core.check.recipes import BFLOAT16, E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
+from ..softmax_piece import add_blocks
 from .works import ENDS, Named, Work
 
 
@@ -29,6 +30,11 @@ def write_heads(p: Any, sums: Tensor) -> None:
     left, right = p.heads.of(p.d)
     left.copy_(of_heads[..., : p.heads.left])
     right.copy_(of_heads[..., p.heads.left :])
+
+
+def write_block_sums(p: Any, sums: Tensor) -> None:
+    """Write logarithms of sums of powers of each block of columns, and the logits of tokens."""
+    add_blocks(sums, p.softmax.scale, p.d, p.softmax.tokens, p.softmax.first, p.softmax.chosen)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -59,6 +65,8 @@ class Epilogue(Named):
     """Its kernel can be either of two products that run beside each other: gemm/work/tile_queue.cuh."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
+    sums_blocks: bool = False
+    """D has a number for each block of 128 columns, whichever tile has them."""
     has_row_addresses: bool = False
     """Each row goes to an address of its own, perhaps in another GPU's memory."""
     write: Callable[[Any, Tensor], None] = add
@@ -90,6 +98,15 @@ TO_HEADS = Epilogue(
     write=write_heads,
 )
 """D has heads, each with columns between a left and a right part that are not written."""
+BLOCK_SUMS = Epilogue(
+    source="block_sums",
+    destination="block_sums",
+    name="block sums",
+    by_tma=False,
+    sums_blocks=True,
+    write=write_block_sums,
+)
+"""D has log(sum(exp)) of each 128 columns of a row; see gemm/softmax_piece.py."""
 TO_ADDRESSES = Epilogue(
     source="store_rows",
     suffix=" to addresses",

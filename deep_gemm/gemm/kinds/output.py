@@ -39,6 +39,8 @@ FP4_OPERANDS: ScaledOperands = E2M1, PER_ROW, MX
 BF16_OPERANDS: Operands = BFLOAT16, None, None
 WHOLE_OPERANDS: ScaledOperands = E4M3, WHOLE, WHOLE
 """No scale changes along k."""
+SUMMED_OPERANDS = USUAL_OPERANDS, WHOLE_OPERANDS
+"""Operands of FP8 whose blocks of columns a kernel adds up."""
 FINE_OPERANDS: tuple[Operands, ...] = tuple(
     (E4M3, of_a, of_b)
     for of_a in (PER_ROW, PER_64, MX)
