@@ -1,6 +1,5 @@
 // A tile's sums are of one slice of k: all of k, or this CTA's part if a cluster splits k.
 #pragma once
-#include "skip.cuh"
 #include "slice.cuh"
 #include CONVERT
 #include EPILOGUE

@@ -74,7 +74,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
     if constexpr (kIsBackward) {
 #pragma unroll
       for (uint32_t i = 0; i < kHeld; ++i) {
-        const float probability = ptx::ex2_approx(ptx::mul_rn(ptx::mul_rn(x[i], p.scale) - lse, kLog2OfE));
+        const float probability = ptx::ex2_approx(ptx::mul_rn(ptx::mul_rn(x[i], p.scale) - lse, Powers::kLog2OfE));
         x[i] = ptx::mul_rn((first + column_of(i) == token ? 1.f : 0.f) - probability, factor);
       }
       ptx::syncthreads();  // all have loaded
