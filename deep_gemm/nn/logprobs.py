@@ -20,17 +20,21 @@ from torch import Tensor
 
 from ..casts.fp8 import cast_back_from_fp8, cast_checked
 from ..casts.rules import LAYER_TYPES, Target
+from ..core.call import FREE_ROWS, Function, never
+from ..core.call import run as replay
 from ..core.check import checks
 from ..core.check.checks import Operand, Sizes
-from ..core.check.layout import ceil_div
+from ..core.check.layout import align, ceil_div
 from ..core.check.memory import empty
 from ..core.check.numbers import positive
-from ..core.check.recipes import E4M3, Scales
+from ..core.check.recipes import E4M3, Scales, taken
 from ..core.check.tracing import is_dispatched, refuse_transforms
+from ..core.replay import FIXED
 from ..gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn
 from ..gemm.api.dense import fp8_gemm_nt
 from ..gemm.ask.bf16 import MULTIPLE
 from ..gemm.ask.dense import block_sums_problem
+from ..gemm.kinds.output import SUMMED_OPERANDS
 from ..gemm.launch import run as multiply
 from ..gemm.problem import Softmax
 from ..gemm.softmax_piece import BACKWARD, BLOCK, add_blocks, run
@@ -128,7 +132,7 @@ def forward(
     recipes, values = recipes_of(hidden, w, ids, temperature), w if isinstance(w, Tensor) else w[0]
     m, n = ids.numel(), len(values)
     of_ranks, first = rows_of_ranks(n, group, hidden.device)
-    sums = empty("sums of blocks", (m, ceil_div(n, BLOCK)), torch.float32, hidden.device)
+    sums = room_of(m, n, hidden.device)
     chosen = empty("logits of ids", (m, 1), torch.float32, hidden.device).zero_()
     a, tokens = rows_of(hidden, ids, first, recipes)
     if not sum_at_once(a, tokens, w, recipes, 1 / temperature, sums, chosen):
@@ -141,13 +145,14 @@ def forward(
         sent = torch.cat([F.pad(sums, (0, max(numbers) - sums.shape[1])), chosen], 1)
         received = [torch.empty_like(sent) for _ in of_ranks]
         dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
-        sums = torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1)
+        sums = room_of(m, sum(numbers) * BLOCK, hidden.device)
+        torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1, out=sums)
         chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
-    nowhere = torch.full((m,), -1, dtype=torch.int32, device=hidden.device)
-    while sums.shape[1] > 1:
-        blocks = F.pad(sums, (0, -sums.shape[1] % BLOCK), value=-torch.inf)
-        sums = empty("sums of blocks", (m, blocks.shape[1] // BLOCK), torch.float32, hidden.device)
-        add_blocks(blocks, 1.0, sums, nowhere, 0, chosen)
+    tokens = torch.full_like(tokens, -1)
+    while (columns := sums.shape[1]) > 1:
+        whole = sums.as_strided((m, sums.stride(0)), sums.stride())
+        sums = room_of(m, columns, hidden.device)
+        add_blocks(whole, 1.0, sums, tokens, 0, chosen)
     picks = ids.reshape(-1, 1)
     logprobs = (chosen - sums).masked_fill_(picks < 0, 0).masked_fill_(picks >= sum(of_ranks), torch.nan)
     return logprobs.view(ids.shape), sums
@@ -193,6 +198,14 @@ def backward(
     return of_hidden.to(hidden.dtype).view(hidden.shape if needs_hidden else 0), of_w
 
 
+def room_of(m: int, columns: int, device: torch.device) -> Tensor:
+    """Make room for sums of blocks. Behind them rows have -inf, up to a multiple of the numbers that a lane loads."""
+    number = ceil_div(columns, BLOCK)
+    room = empty("sums of blocks", (m, align(number, 4)), torch.float32, device)
+    room[:, number:] = -torch.inf
+    return room[:, :number]
+
+
 def rows_of(hidden: Tensor, ids: Tensor, first: int, recipes: Any) -> tuple[Any, Tensor]:
     """Give hidden states as products take them, and tokens as rows of a weight that begins at `first`.
 
@@ -211,17 +224,30 @@ def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums
 
     A head that must be copied is multiplied in parts: one copy takes the memory of the one before.
     """
+    if recipes is not None and (E4M3, *taken(*recipes)) not in SUMMED_OPERANDS:
+        return False
     if not tokens.is_cuda or 0 in (a if recipes is None else a[0]).shape:
         return False
     is_copied = recipes is None and laid_out(w[:1]).data_ptr() != w.data_ptr()
     for columns in cut(len(w if recipes is None else w[0]), 2 * COLUMNS if is_copied else 2**31):
         head = laid_out(w[columns]) if recipes is None else w
         of_part = sums[:, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
-        problem = block_sums_problem(a, head, recipes, of_part, Softmax(tokens, chosen, columns.start, scale))
-        if problem is None:
-            return False
-        multiply(problem)
+        replay(SUMS[recipes is None], (a, head, tokens, of_part, chosen), (columns.start, scale, recipes))
     return True
+
+
+def _add_up(a: Any, b: Any, tokens: Tensor, sums: Tensor, chosen: Tensor, first: int, scale: float, of: Any) -> None:
+    multiply(block_sums_problem(a, b, of, sums, Softmax(tokens, chosen, first, scale)))
+
+
+SUMS = [
+    Function(_add_up, _add_up, tensors, never, free=(*free, *[FREE_ROWS] * 3), outputs=2)
+    for tensors, free in (
+        (lambda a, b, *others: (*a, *b, *others), (FREE_ROWS, ((0,), (1,)), FIXED, FIXED)),
+        (lambda *operands: operands, (FREE_ROWS, FIXED)),
+    )
+]
+"""Calls of such products: of FP8, and of BF16."""
 
 
 def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:

@@ -41,7 +41,7 @@ class BlockSumsTrial(Trial):
     @classmethod
     def takes(cls, config: Any) -> bool:
         """Take products that add up blocks."""
-        return config.epilogue.sums_blocks
+        return bool(config.epilogue.sums_blocks)
 
     @classmethod
     def drawn(cls, config: Any, seed: int) -> BlockSumsTrial:
@@ -63,9 +63,7 @@ class BlockSumsTrial(Trial):
         at[1:4] = torch.tensor([-1, self.n, self.n - 1])[: self.m - 1]
         sums = torch.full((self.m, ceil_div(self.n, BLOCK) + 3), torch.nan, dtype=torch.float32)
         softmax = Softmax(at + FIRST, sums[:, :1].clone(), FIRST, SCALE)
-        problem = block_sums_problem(a, b, recipes, sums[:, :-3], softmax)
-        assert problem is not None
-        return problem
+        return block_sums_problem(a, b, recipes, sums[:, :-3], softmax)
 
     def results(self, kernel: HostKernel | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the kernel, and give sums and chosen logits."""

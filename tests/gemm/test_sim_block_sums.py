@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.check.recipes import WHOLE
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm import softmax_piece
 from deep_gemm.gemm.kernel import BF16_GEMM, FP8_GEMM
 from deep_gemm.gemm.kinds.epilogues import TO_D
 from deep_gemm.gemm.softmax_piece import BLOCK, FORWARD
-from lab.sim.block_sums import FIRST, SCALE, BlockSumsTrial
+from lab.sim.block_sums import Bf16BlockSumsTrial, BlockSumsTrial
 from lab.sim.launcher import Stage
 from lab.sim.product import run
+from lab.sim.softmax_piece import FIRST, SCALE
 from lab.sim.trials import trial_of
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
@@ -26,17 +27,22 @@ pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 CONFIGS: list[tuple[Kernel[Any], Any]] = [
     (kernel, config) for kernel in (BF16_GEMM, FP8_GEMM) for config in kernel.configs() if config.epilogue.sums_blocks
 ]
-KINDS = {"bf16 nt": BF16_GEMM, "bf16 nn": BF16_GEMM, "blocks": FP8_GEMM, "rows": FP8_GEMM}
 
 
 def kind(config: Any) -> str:
     return config.name[:7] if config.name.startswith("bf16") else "rows" if config.sfa == WHOLE else "blocks"
 
 
+def of(kernel: Kernel[Any]) -> type[BlockSumsTrial]:
+    return BlockSumsTrial if kernel is FP8_GEMM else Bf16BlockSumsTrial
+
+
 @pytest.mark.parametrize("given", CONFIGS, ids=lambda given: given[1].name)
 def test_each_configuration(given: tuple[Kernel[Any], Any]) -> None:
-    for seed, schedule in enumerate(("slow_producer", "slow_math")):
-        replace(trial_of(*given).drawn(given[1], seed), schedule=schedule).run()
+    kernel, config = given
+    assert trial_of(kernel, config) is of(kernel)
+    for seed, schedule in enumerate(("slow_warps", "slow_lanes")):
+        replace(of(kernel).drawn(config, seed), schedule=schedule).run()
 
 
 def by_a_pass(trial: BlockSumsTrial) -> tuple[Tensor, Tensor]:
@@ -55,9 +61,9 @@ def by_a_pass(trial: BlockSumsTrial) -> tuple[Tensor, Tensor]:
     return found["sums"], found["chosen"]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["bf16 nt", "bf16 nn", "blocks", "rows"])
 def test_no_tile_shows_in_the_bits(name: str) -> None:
-    trials = [trial_of(*each)(each[1], 150, 328, 512) for each in CONFIGS if kind(each[1]) == name]
+    trials = [of(kernel)(config, 150, 328, 512) for kernel, config in CONFIGS if kind(config) == name]
     whole = by_a_pass(trials[0])
     assert not whole[0].isnan().any() and len(trials) > 4
     for trial in trials:

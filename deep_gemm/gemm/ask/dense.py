@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ...core.check import checks, ue8m0
 from ...core.check.checks import Operand, Sizes
-from ...core.check.recipes import E4M3, FOR_ROWS_OF_B, MX, NO_RECIPES, Recipes, Scales, default_dtype, scales_of, taken
+from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, Recipes, Scales, default_dtype, scales_of, taken
 from .. import packed
 from ..fine_scales import as_kernels_take_it
 from ..kinds.epilogues import BLOCK_SUMS
-from ..kinds.output import SUMMED_OPERANDS, types_of_b
+from ..kinds.output import types_of_b
 from ..kinds.works import DENSE
 from ..problem import Problem, Softmax
 from .bf16 import laid_out
@@ -61,20 +61,15 @@ def _packed_problem(
     return Problem(av, sfa, bv, sfb, d, c, of_b=MX, of_a=of_a)
 
 
-def block_sums_problem(
-    a: Any, b: Any, recipes: tuple[Scales, Scales] | None, d: Tensor, softmax: Softmax
-) -> Problem | None:
-    """State a product of checked operands whose D has sums of blocks; None if no kernel adds up their blocks.
+def block_sums_problem(a: Any, b: Any, recipes: tuple[Scales, Scales] | None, d: Tensor, softmax: Softmax) -> Problem:
+    """State a product of checked operands whose D has sums of blocks.
 
     Without `recipes` A and B are BF16, and A has contiguous k.
     """
     more: dict[str, Any] = {"epilogue": BLOCK_SUMS, "softmax": softmax}
     if recipes is None:
         return Problem(laid_out("a", a, "m"), None, laid_out("b", b, "n"), None, d, None, DENSE, None, None, **more)
-    (av, sfa), (bv, sfb), (of_a, of_b) = a, b, taken(*recipes)
-    if (E4M3, of_a, of_b) not in SUMMED_OPERANDS:
-        return None
-    k = av.shape[1]
+    (av, sfa), (bv, sfb), (of_a, of_b), k = a, b, taken(*recipes), a[0].shape[1]
     sfa = ue8m0.scales("sfa", sfa, "m", (len(av),), k, *recipes)
     sfb = ue8m0.scales("sfb", sfb, "n", (len(bv),), k, *reversed(recipes))
     return Problem(av, sfa, bv, sfb, d, of_b=of_b, of_a=of_a, **more)

@@ -25,7 +25,6 @@ from ..config.tall import K_MAJOR, Majors
 from ..kinds.epilogues import BLOCK_SUMS, SILU_IN_BF16, TO_ADDRESSES_IN_BF16, TO_D, Epilogue
 from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..kinds.works import COUNTED, COUNTS, DENSE, ENDS, IDS, PARTS, SUM, Work
-from ..softmax_piece import BLOCK
 from .cost import BANDS, NEVER, NUM_SMS, alike, band_of, bytes_of_d, memory_us, together
 from .timings import timings_of
 
@@ -94,7 +93,7 @@ class Tile(NamedTuple):
         """Tell whether the kernel can be built so."""
         if self.splits and slices == 1:
             return False
-        if output.epilogue.sums_blocks and (self.block_n % BLOCK or self.block_m == 192):
+        if output.epilogue.sums_blocks and self not in TILES_OF_SUMS:
             return False
         if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
             return False
@@ -118,6 +117,8 @@ WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
 then takes 1.3 to 2.3 us more, but with 256x128 or 192x160 2 to 4. An FP32 output would spill registers."""
 WIDE_SLICE_US = 1.6
 """Extra time of this tile for each slice after the first."""
+TILES_OF_SUMS = (Tile(64, 128), Tile(64, 256), Tile(128, 128), WIDE_IN_SLICES, Tile(256, 128))
+"""Tiles of whole blocks, which are added up."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),

@@ -171,7 +171,7 @@ DEPTHS_TO_C = (*DEPTHS_TILES[:-1], SHARING_A)
 two: with NVRTC 13.1 and later, the loading warp of a CTA alone spills a register there."""
 
 
-TILES_OF_SUMS = (Tile(64, 128), Tile(128, 128), Tile(128, 256), Tile(128, 256, cluster_m=2), Tile(256, 128))
+TILES_OF_SUMS = (Tile(64, 128), Tile(128, 128), Tile(128, 256, cluster_m=2), Tile(256, 128))
 """Tiles of whole blocks, which are added up."""
 
 
