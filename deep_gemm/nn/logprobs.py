@@ -1,11 +1,13 @@
-"""Log-probabilities of given tokens under an output head, in pieces: the logits of all tokens are never in memory.
+"""Log-probabilities of given tokens under an output head: the logits of all tokens are never in memory.
 
-    hidden [m, k], weight [n, k]   --product in FP32-->  a piece of logits, divided by the temperature
-    each 128 columns of the piece  --log(sum(exp))---->  one number of a block
+    hidden [m, k], weight [n, k]   --product in FP32-->  logits, divided by the temperature
+    each 128 columns of a row      --log(sum(exp))---->  one number of a block
     all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
 
-Blocks are added in the order of the vocabulary, for any pieces and any number of ranks that share it. Backward
-multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
+On a GPU the product adds up blocks itself, and no logit but the token's is stored; for FP8 heads with finer scales, on
+the CPU and in backward logits come in pieces. Blocks are added in the order of the vocabulary, for any pieces and any
+number of ranks that share it. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature,
+rounded to BF16.
 """
 
 from __future__ import annotations
@@ -43,8 +45,7 @@ from ..linear.check import weight as checked_weight
 from .gradients import WEIGHT_TYPES, aligned, main_grad_of, outside_of_graphs
 
 TOKENS, COLUMNS = 4096, 4224
-"""Tokens of a piece, and columns of a piece of many tokens, or a block more: four waves of 256 x 128 on 132 SMs. Pieces
-of a larger vocabulary have 2176 columns at least: BF16 products with up to 2112 may cut k, and have other bits."""
+"""Tokens of a piece of logits, and columns of a piece of many tokens: four waves of 256 x 128 on 132 SMs."""
 _c10d: Any = getattr(dist, "distributed_c10d", None)  # torch is built without it for some systems
 
 
@@ -67,10 +68,11 @@ def selected_logprobs(
     - `group`: ranks that share the vocabulary: each has the next rows of the weight, a multiple of 128 but on the last
       rank, and the same `hidden` and `ids`. The host waits for the numbers of rows of all ranks.
 
-    Logits of about 4096 tokens and 4224 columns are in memory. If `set_batch_invariant` is on, a result's bits depend
-    on its row, the weight and its id alone, not on the number of ranks if each has 4096 rows or more. `hidden` has a
-    gradient, summed over the group, and so has a weight that is a tensor: products of BF16, summed in FP32. With
-    `accumulates_main_grad` the weight's is added to `weight.main_grad`, as `nn.Linear` adds it.
+    Backward has logits of 4096 tokens and 4224 columns in memory, forward has none unless the weight is FP8 with finer
+    scales than 128x128. If `set_batch_invariant` is on, a result's bits depend on its row, the weight and its id alone,
+    not on the number of ranks. `hidden` has a gradient, summed over the group, and so has a weight that is a tensor:
+    products of BF16, summed in FP32. With `accumulates_main_grad` the weight's is added to `weight.main_grad`, as
+    `nn.Linear` adds it.
 
     >>> hidden, head = torch.ones(2, 16), torch.zeros(8, 16)
     >>> selected_logprobs(hidden, head, torch.tensor([3, -1])).tolist() == [-torch.tensor(8.0).log().item(), 0.0]
@@ -288,9 +290,9 @@ def laid_out(x: Tensor) -> Tensor:
 
 
 def cut(size: int, most: int) -> Iterator[slice]:
-    """Cut a size into pieces about alike, of whole blocks: over half of `most`, up to a block more than it."""
+    """Cut a size into pieces about alike, of whole blocks: at most `most`, or a block."""
     blocks = ceil_div(size, BLOCK)
-    number = min(ceil_div(blocks, max(most // BLOCK, 1)), max(size // ((most + BLOCK) // 2), 1))
+    number = ceil_div(blocks, max(most // BLOCK, 1))
     starts = [blocks * i // number * BLOCK for i in range(number)]
     return map(slice, starts, [*starts[1:], size])
 

@@ -17,7 +17,6 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8, refit_, selected_logprobs
 from deep_gemm.core.check.memory import empty
-from deep_gemm.gemm.softmax_piece import BLOCK
 from deep_gemm.nn import FrozenExperts, logprobs
 
 M, N, K = 150, 1000, 64
@@ -174,13 +173,6 @@ def test_on_a_gpu_products_add_up_or_a_kernel_follows_each_piece(
     gpu.launches.clear()
     logprobs.backward(torch.ones(M), lse, hidden, head, ids, 1.0, None, True, True)
     assert [each.kernel for each in gpu.launches] == [product, pass_over, product, product] * 2 * 4
-
-
-@pytest.mark.parametrize("size", [4232, 4344, 4352, 8456, 8712, 151936])
-def test_a_piece_has_columns_for_which_no_product_cuts_k(size: int) -> None:
-    widths = [columns.stop - columns.start for columns in logprobs.cut(size, logprobs.COLUMNS)]
-    assert sum(widths) == size
-    assert 2112 < min(widths) <= max(widths) <= logprobs.COLUMNS + BLOCK
 
 
 def test_no_rows_have_no_gradient() -> None:
