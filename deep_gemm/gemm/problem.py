@@ -60,17 +60,6 @@ class HeadParts(NamedTuple):
         return of_heads[..., : self.left], of_heads[..., self.left + self.mid :]
 
 
-class Softmax(NamedTuple):
-    """Tokens, and places of their logits, of a product whose D has sums of blocks: `add_blocks` of softmax_piece.py."""
-
-    tokens: Tensor
-    """int32 `[m]`."""
-    chosen: Tensor
-    """FP32 `[m, 1]`."""
-    first: int
-    scale: float
-
-
 class Asked(NamedTuple):
     """D = C + A @ B.T: one product, or several of a kind, as the work says.
 
@@ -109,8 +98,8 @@ class Asked(NamedTuple):
     """FP32 `[groups, n]`, contiguous: a C for grouped rows."""
     heads: Any = None
     """`HeadParts`, or None: columns of D's heads, if some of them are not written."""
-    softmax: Softmax | None = None
-    """If D has sums of blocks."""
+    softmax: dict[str, Any] | None = None
+    """If D has sums of blocks: the members that `Params` has for them, by their names in epilogue/block_sums.cuh."""
     row_weights: Tensor | None = None
     """FP32 `[m]`: factors of whole rows that are activated."""
     scales: Any = None

@@ -22,23 +22,18 @@ from torch import Tensor
 
 from ..casts.fp8 import cast_back_from_fp8, cast_checked
 from ..casts.rules import LAYER_TYPES, Target
-from ..core.call import FREE_ROWS, Function, never
-from ..core.call import run as replay
 from ..core.check import checks
 from ..core.check.checks import Operand, Sizes
-from ..core.check.layout import align, ceil_div
+from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
 from ..core.check.numbers import positive
 from ..core.check.recipes import E4M3, Scales, taken
 from ..core.check.tracing import is_dispatched, refuse_transforms
-from ..core.replay import FIXED
 from ..gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn
-from ..gemm.api.dense import fp8_gemm_nt
+from ..gemm.api.dense import BLOCK_SUMS_OF, fp8_gemm_nt
 from ..gemm.ask.bf16 import MULTIPLE
-from ..gemm.ask.dense import block_sums_problem
 from ..gemm.kinds.output import SUMMED_OPERANDS
-from ..gemm.launch import run as multiply
-from ..gemm.problem import Softmax
+from ..gemm.product import run as run_product
 from ..gemm.softmax_piece import BACKWARD, BLOCK, add_blocks, run
 from ..linear.check import OF_ALL_K
 from ..linear.check import weight as checked_weight
@@ -134,7 +129,7 @@ def forward(
     recipes, values = recipes_of(hidden, w, ids, temperature), w if isinstance(w, Tensor) else w[0]
     m, n = ids.numel(), len(values)
     of_ranks, first = rows_of_ranks(n, group, hidden.device)
-    sums = room_of(m, n, hidden.device)
+    sums = empty("sums of blocks", (m, ceil_div(n, BLOCK)), torch.float32, hidden.device)
     chosen = empty("logits of ids", (m, 1), torch.float32, hidden.device).zero_()
     a, tokens = rows_of(hidden, ids, first, recipes)
     if not sum_at_once(a, tokens, w, recipes, 1 / temperature, sums, chosen):
@@ -147,14 +142,13 @@ def forward(
         sent = torch.cat([F.pad(sums, (0, max(numbers) - sums.shape[1])), chosen], 1)
         received = [torch.empty_like(sent) for _ in of_ranks]
         dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
-        sums = room_of(m, sum(numbers) * BLOCK, hidden.device)
-        torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1, out=sums)
+        sums = torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1)
         chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
     tokens = torch.full_like(tokens, -1)
-    while (columns := sums.shape[1]) > 1:
-        whole = sums.as_strided((m, sums.stride(0)), sums.stride())
-        sums = room_of(m, columns, hidden.device)
-        add_blocks(whole, 1.0, sums, tokens, 0, chosen)
+    while sums.shape[1] > 1:
+        blocks = F.pad(sums, (0, -sums.shape[1] % 4), value=-torch.inf)  # the kernel loads four at a time
+        sums = empty("sums of blocks", (m, ceil_div(sums.shape[1], BLOCK)), torch.float32, hidden.device)
+        add_blocks(blocks, 1.0, sums, tokens, 0, chosen)
     picks = ids.reshape(-1, 1)
     logprobs = (chosen - sums).masked_fill_(picks < 0, 0).masked_fill_(picks >= sum(of_ranks), torch.nan)
     return logprobs.view(ids.shape), sums
@@ -200,14 +194,6 @@ def backward(
     return of_hidden.to(hidden.dtype).view(hidden.shape if needs_hidden else 0), of_w
 
 
-def room_of(m: int, columns: int, device: torch.device) -> Tensor:
-    """Make room for sums of blocks. Behind them rows have -inf, up to a multiple of the numbers that a lane loads."""
-    number = ceil_div(columns, BLOCK)
-    room = empty("sums of blocks", (m, align(number, 4)), torch.float32, device)
-    room[:, number:] = -torch.inf
-    return room[:, :number]
-
-
 def rows_of(hidden: Tensor, ids: Tensor, first: int, recipes: Any) -> tuple[Any, Tensor]:
     """Give hidden states as products take them, and tokens as rows of a weight that begins at `first`.
 
@@ -234,22 +220,9 @@ def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums
     for columns in cut(len(w if recipes is None else w[0]), 2 * COLUMNS if is_copied else 2**31):
         head = laid_out(w[columns]) if recipes is None else w
         of_part = sums[:, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
-        replay(SUMS[recipes is None], (a, head, tokens, of_part, chosen), (columns.start, scale, recipes))
+        said = columns.start, scale, recipes
+        run_product(BLOCK_SUMS_OF[recipes is None], a, head, of_part, tokens, said, chosen)
     return True
-
-
-def _add_up(a: Any, b: Any, tokens: Tensor, sums: Tensor, chosen: Tensor, first: int, scale: float, of: Any) -> None:
-    multiply(block_sums_problem(a, b, of, sums, Softmax(tokens, chosen, first, scale)))
-
-
-SUMS = [
-    Function(_add_up, _add_up, tensors, never, free=(*free, *[FREE_ROWS] * 3), outputs=2)
-    for tensors, free in (
-        (lambda a, b, *others: (*a, *b, *others), (FREE_ROWS, ((0,), (1,)), FIXED, FIXED)),
-        (lambda *operands: operands, (FREE_ROWS, FIXED)),
-    )
-]
-"""Calls of such products: of FP8, and of BF16."""
 
 
 def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from deep_gemm.gemm import launch, reference
 from deep_gemm.gemm.ask.dense import block_sums_problem
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import BF16_GEMM, FP8_GEMM
-from deep_gemm.gemm.problem import Problem, Softmax
+from deep_gemm.gemm.problem import Problem
 from deep_gemm.gemm.softmax_piece import BLOCK
 
 from .bf16 import operand
@@ -62,18 +62,18 @@ class BlockSumsTrial(Trial):
         at = torch.randint(0, self.n, (self.m,), generator=generator, dtype=torch.int32)
         at[1:4] = torch.tensor([-1, self.n, self.n - 1])[: self.m - 1]
         sums = torch.full((self.m, ceil_div(self.n, BLOCK) + 3), torch.nan, dtype=torch.float32)
-        softmax = Softmax(at + FIRST, sums[:, :1].clone(), FIRST, SCALE)
-        return block_sums_problem(a, b, recipes, sums[:, :-3], softmax)
+        softmax = {"tokens": at + FIRST, "chosen": sums[:, :1].clone(), "first": FIRST, "scale": SCALE}
+        return block_sums_problem(a, b, sums[:, :-3], recipes, **softmax)
 
     def results(self, kernel: HostKernel | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the kernel, and give sums and chosen logits."""
         problem, softmax = self.problem(), self.problem().softmax
         assert softmax is not None
-        p, tensors = launch.prepared(problem, self.config), {"chosen": softmax.chosen}
-        stage = stage_of(self.config, p, {"sfb": 4}, more=tensors, read={"tokens": softmax.tokens}, **self.how)
+        p, tensors = launch.prepared(problem, self.config), {"chosen": softmax["chosen"]}
+        stage = stage_of(self.config, p, {"sfb": 4}, more=tensors, read={"tokens": softmax["tokens"]}, **self.how)
         with stage.launches({self.kernel: kernel}):
             placed = stage.placed(
-                p._replace(softmax=softmax._replace(tokens=stage.at["tokens"], chosen=stage.at["chosen"]))
+                p._replace(softmax={**softmax, "tokens": stage.at["tokens"], "chosen": stage.at["chosen"]})
             )
             launch.start(placed, self.config, stage.num_sms)
         found = stage.result().buffers
@@ -88,7 +88,7 @@ class BlockSumsTrial(Trial):
             logits = reference.product(p, p.a, p.sfa, p.b, p.sfb)
             allowed = allowed_difference(p, logits, partial_sums(self.how))
         assert p.softmax is not None
-        at = p.softmax.tokens.long()[:, None] - FIRST
+        at = p.softmax["tokens"].long()[:, None] - FIRST
         is_here = (at >= 0) & (at < self.n)
         exact, allowed = logits.double() * SCALE, allowed * SCALE
         picked, off = (x.gather(1, at.clamp(0, self.n - 1)) for x in (exact, allowed))

@@ -53,8 +53,8 @@ def by_a_pass(trial: BlockSumsTrial) -> tuple[Tensor, Tensor]:
     logits = run(None, plain, p._replace(d=d, epilogue=TO_D, softmax=None)).d
     sums = torch.full((m, ceil_div(n, BLOCK)), torch.nan, dtype=torch.float32)
     assert p.softmax is not None
-    written = {"sums": sums, "chosen": p.softmax.chosen}
-    stage = Stage(FORWARD, {"tokens": p.softmax.tokens, "logits": logits}, written, {"logits": 16})
+    written = {"sums": sums, "chosen": p.softmax["chosen"]}
+    stage = Stage(FORWARD, {"tokens": p.softmax["tokens"], "logits": logits}, written, {"logits": 16})
     with stage.launches({softmax_piece.KERNEL: None}):
         softmax_piece.run(FORWARD, scale=SCALE, first=FIRST, **stage.at)
     found = stage.result().buffers

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ...core.check import checks, ue8m0
 from ...core.check.checks import Operand, Sizes
-from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, Recipes, Scales, default_dtype, scales_of, taken
+from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, Recipes, default_dtype, scales_of, taken
 from .. import packed
 from ..fine_scales import as_kernels_take_it
 from ..kinds.epilogues import BLOCK_SUMS
 from ..kinds.output import types_of_b
 from ..kinds.works import DENSE
-from ..problem import Problem, Softmax
+from ..problem import Problem
 from .bf16 import laid_out
 
 ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -61,18 +61,14 @@ def _packed_problem(
     return Problem(av, sfa, bv, sfb, d, c, of_b=MX, of_a=of_a)
 
 
-def block_sums_problem(a: Any, b: Any, recipes: tuple[Scales, Scales] | None, d: Tensor, softmax: Softmax) -> Problem:
-    """State a product of checked operands whose D has sums of blocks.
-
-    Without `recipes` A and B are BF16, and A has contiguous k.
-    """
+def block_sums_problem(a: Any, b: Any, d: Tensor, recipes: Any, **softmax: Any) -> Problem:
+    """State a product of checked operands whose D has sums of blocks. Without `recipes` A and B are BF16."""
     more: dict[str, Any] = {"epilogue": BLOCK_SUMS, "softmax": softmax}
     if recipes is None:
         return Problem(laid_out("a", a, "m"), None, laid_out("b", b, "n"), None, d, None, DENSE, None, None, **more)
-    (av, sfa), (bv, sfb), (of_a, of_b), k = a, b, taken(*recipes), a[0].shape[1]
-    sfa = ue8m0.scales("sfa", sfa, "m", (len(av),), k, *recipes)
-    sfb = ue8m0.scales("sfb", sfb, "n", (len(bv),), k, *reversed(recipes))
-    return Problem(av, sfa, bv, sfb, d, of_b=of_b, of_a=of_a, **more)
+    (bv, sfb), (of_a, of_b) = b, taken(*recipes)
+    sfb = ue8m0.scales("sfb", sfb, "n", (len(bv),), bv.shape[1], *reversed(recipes))
+    return Problem(a[0], a[1], bv, sfb, d, of_b=of_b, of_a=of_a, **more)
 
 
 def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:

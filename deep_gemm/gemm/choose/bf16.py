@@ -164,7 +164,8 @@ def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu
 def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
     """The tile of `select_bf16`."""
     slices = slices_of(n, k, majors, output.work, output.epilogue)
-    tiles = [tile for tile in TILES if tile.serves(majors, slices, output)]
+    of_output = TILES_OF_SUMS if output.epilogue.sums_blocks else TILES
+    tiles = [tile for tile in of_output if tile.serves(majors, slices, output)]
     return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from ...core.check.recipes import BFLOAT16, E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
-from ..softmax_piece import add_blocks
 from .works import ENDS, Named, Work
 
 
@@ -30,11 +29,6 @@ def write_heads(p: Any, sums: Tensor) -> None:
     left, right = p.heads.of(p.d)
     left.copy_(of_heads[..., : p.heads.left])
     right.copy_(of_heads[..., p.heads.left :])
-
-
-def write_block_sums(p: Any, sums: Tensor) -> None:
-    """Write logarithms of sums of powers of each block of columns, and the logits of tokens."""
-    add_blocks(sums, p.softmax.scale, p.d, p.softmax.tokens, p.softmax.first, p.softmax.chosen)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -104,7 +98,6 @@ BLOCK_SUMS = Epilogue(
     name="block sums",
     by_tma=False,
     sums_blocks=True,
-    write=write_block_sums,
 )
 """D has log(sum(exp)) of each 128 columns of a row; see gemm/softmax_piece.py."""
 TO_ADDRESSES = Epilogue(
