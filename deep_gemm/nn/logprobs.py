@@ -231,9 +231,9 @@ def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:
     Give with each piece its part of the weight. The next piece takes the memory of this one's logits.
     """
     values = w if recipes is None else w[0]
-    n = len(values)
-    memory = empty("logits", (min(m, TOKENS + BLOCK) * min(n, most + BLOCK),), torch.float32, values.device)
-    for columns in cut(n, most):
+    most_logits = min(m, TOKENS + BLOCK) * min(len(values), most + BLOCK)
+    memory = empty("logits", (most_logits,), torch.float32, values.device)
+    for columns in cut(len(values), most):
         if recipes is None:
             head: Any = laid_out(w[columns])
         else:

@@ -69,7 +69,7 @@ IN_PRODUCT_MUTATIONS = [
     Mutation("rows behind the last are written", _SUMS, "if (row < p.m && ptx::lane_index() % 4 == 0)", "if (ptx::lane_index() % 4 == 0)"),
     Mutation("one unit's rows", _SUMS, " + row_of_unit(unit)", ""),
     Mutation("one half's rows", _SUMS, " + half * 8;", ";"),
-    Mutation("one warpgroup's rows", _SUMS, "warpgroup * 64 + ", ""),
+    Mutation("one warpgroup's rows", _SUMS, "ptx::warp_index() * 16", "ptx::warp_index() % 4 * 16"),
     Mutation("one unit's columns", _SUMS, "column_of_unit(unit) + block;", "block;"),
     Mutation("one block of a unit", _SUMS, "column_of_unit(unit) + block;", "column_of_unit(unit);"),
     Mutation("the first block's logits", _SUMS, "[block / 2 + i / 2", "[i / 2"),

@@ -31,22 +31,18 @@ struct Destination {
 };
 
 struct OutputStorage {};
-
 struct OutputBarriers {
   DEVICE void init() {}
 };
-
 DEVICE void prefetch_output_map(const Params&) {}
 DEVICE void prefetch_d(const Params&, const auto&, uint32_t, uint32_t) {}
+DEVICE void leave() {}
 
 // Adds up a warpgroup's tiles.
 struct Output {
-  uint32_t first_row;  // of this thread, in a tile
-
-  DEVICE Output(OutputStorage&, OutputBarriers&, uint32_t warpgroup)
-      : first_row(warpgroup * 64 + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4) {}
-
+  DEVICE Output(OutputStorage&, OutputBarriers&, uint32_t) {}
   DEVICE void expect(const Params&, const auto&) {}
+  DEVICE void finish() {}
 
   template <uint32_t kUnits>
   DEVICE void store_tile(const Params& p, const auto& tile, const float (&total)[kUnits][kUnitN / 2]) {
@@ -54,7 +50,7 @@ struct Output {
     for (uint32_t unit = 0; unit < kUnits; ++unit)
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t row = tile.row_m + first_row + row_of_unit(unit) + half * 8;
+        const uint32_t row = tile.row_m + ptx::warp_index() * 16 + ptx::lane_index() / 4 + row_of_unit(unit) + half * 8;
         const uint32_t token = row < p.m ? ptx::ld_global_b32(p.tokens + row) - p.first : p.n;
 #pragma unroll
         for (uint32_t block = 0; block < kUnitN; block += kBlock) {
@@ -92,8 +88,4 @@ struct Output {
     for (uint32_t bits = 1; bits < 4; bits *= 2) sum = ptx::add_rn(sum, ptx::shfl_xor_sync(sum, bits));
     return powers.log_of(sum);
   }
-
-  DEVICE void finish() {}
 };
-
-DEVICE void leave() {}
