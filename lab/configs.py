@@ -16,7 +16,7 @@ _every = cache(reachable)
 def reachable_dense() -> list[GemmConfig]:
     """List the configurations of dense products by `fp8_gemm`."""
     plain = (config for config in tall() if config.work is DENSE)
-    return [config for config in plain if not config.epilogue.skips_mid]
+    return [config for config in plain if not (config.epilogue.skips_mid or config.epilogue.sums_blocks)]
 
 
 def reachable_decode(operands: Operands = USUAL_OPERANDS) -> list[DecodeConfig]:

@@ -1,5 +1,6 @@
 // Sets of lanes as masks, and sums over lanes.
 #pragma once
+#include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
 // The lowest lane of a set.
@@ -15,3 +16,18 @@ DEVICE uint32_t sum_up_to_lane(uint32_t value, uint32_t lane) {
   }
   return sum;
 }
+
+constexpr float kLeast = -3.402823466e38f;
+
+// log(sum(exp(factor * x))) by powers of 2, and then the logarithm of their sum. `largest` is the largest x, or kLeast if all
+// are -inf. The exponent that is subtracted is finite, so that -inf counts as nothing.
+struct Powers {
+  static constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f;
+  float scale, most;
+
+  DEVICE Powers(float largest, float factor)
+      : scale(ptx::mul_rn(factor, kLog2OfE)), most(ptx::max_f32(ptx::mul_rn(largest, scale), kLeast)) {}
+
+  DEVICE float of(float x) const { return ptx::ex2_approx(ptx::fma_rn(x, scale, -most)); }
+  DEVICE float log_of(float sum) const { return ptx::mul_rn(ptx::add_rn(ptx::lg2_approx(sum), most), kLogOf2); }
+};

@@ -56,7 +56,18 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& 
   } while (passes.again<false>());
 }
 
-// Empty for epilogues whose math warps store all rows themselves (kStoringWarps is 0).
+// A math warp: gives the slots of a tile back that has no work for its warpgroup.
+DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPosition& at, Passes& passes) {
+  do {
+    for (uint32_t k_block = 0; k_block < k_blocks_of(p, tile).end; ++k_block, at = at.next()) {
+      wait_until_loaded(ring, at);
+      ptx::syncwarp();
+      release(ring, at, ptx::lane_index());
+    }
+  } while (passes.again<true>());
+}
+
+// Epilogues whose math warps store by themselves leave nothing to others (kStoringWarps).
 template <typename... Any>
 DEVICE void store_tiles(Any&&...) {}
 

@@ -91,7 +91,6 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
     if config.majors.b_is_mn:
         boxes_of_b = config.block_n // config.cluster_m // 64
     shares_a, shares_b = config.cluster_n > 1, config.cluster_m > 1
-    splits = config.cluster_k > 1
     return CodePlan(
         roles=(
             (WARPGROUP_THREADS, producer_registers),
@@ -101,7 +100,7 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
         hgmma=units * PRODUCTS_OF_BLOCK,
         tma_loads=boxes_of_a + boxes_of_b,
         multicast_loads=boxes_of_a * shares_a + boxes_of_b * shares_b,
-        tma_stores=0 if config.adds_to_d or splits else stores * (1 + config.has_second_map),
+        tma_stores=0 if config.adds_to_d or not config.stores_by_tma else stores * (1 + config.has_second_map),
         tma_reduces=stores if config.adds_to_d else 0,
         bulk_copies=int(config.work.reads_ids),  # to write zeros as padding
     )

@@ -76,5 +76,4 @@ static_assert(requires(const Params& p, Ring& ring, const uint8_t* a, const uint
   Operands(a, b, scales, warpgroup);  // a warpgroup's operands in the ring's first slot
   begin_scales(p, tile, first);       // loads the scales that a tile needs before it can start
   multiply_tile(p, ring, operands, first, tile, at, passes, share, output, total);
-  skip_tile(p, ring, tile, at, passes);
 }, "MAINLOOP");

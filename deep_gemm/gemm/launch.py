@@ -233,7 +233,7 @@ def _facts(p: Problem) -> dict[str, Any]:
         multiplier, shift = p.heads.division
         of_heads = {"left": p.heads.left, "mid": p.heads.mid, "columns": p.heads.columns}
         facts |= {**of_heads, "multiplier": multiplier, "shift": shift}
-    return facts
+    return facts | (p.softmax or {})
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...]:

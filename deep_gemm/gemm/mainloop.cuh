@@ -4,7 +4,6 @@
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "ring.cuh"
-#include "skip.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
 #include CONVERT

@@ -1,6 +1,5 @@
 // Sums a tile's products over one slice of k: all of k, or this CTA's part if a cluster splits k.
 #pragma once
-#include "skip.cuh"
 #include "slice.cuh"
 #include CONVERT
 #include EPILOGUE

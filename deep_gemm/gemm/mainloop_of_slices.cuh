@@ -2,7 +2,6 @@
 // whose CTAs compute one slice each (epilogue/split.cuh).
 #pragma once
 #include "ptx/memory.cuh"
-#include "skip.cuh"
 #include "slice.cuh"
 #include CONVERT
 #include EPILOGUE

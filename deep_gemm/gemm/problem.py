@@ -97,7 +97,9 @@ class Asked(NamedTuple):
     bias: Tensor | None = None
     """FP32 `[groups, n]`, contiguous: a C for grouped rows."""
     heads: Any = None
-    """The `HeadParts` of D, if D has columns that are not written, else None."""
+    """`HeadParts`, or None: columns of D's heads, if some of them are not written."""
+    softmax: dict[str, Any] | None = None
+    """If D has sums of blocks: the members that `Params` has for them, by their names in epilogue/block_sums.cuh."""
     row_weights: Tensor | None = None
     """FP32 `[m]`: a factor for each row, which multiplies its activation."""
     scales: Any = None

@@ -8,6 +8,7 @@
 // columns, one chunk after another: the gradient of a chunk overwrites logits of this chunk and of earlier ones.
 #pragma once
 #include "config.cuh"
+#include "lanes.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "types.cuh"
@@ -28,25 +29,24 @@ struct SoftmaxParams {
 constexpr uint32_t kHeld = 16;  // logits that a lane holds
 constexpr uint32_t kLanes = kBlock / kHeld;
 constexpr uint32_t kChunk = kNumThreads * kHeld;
-constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f, kLeast = -3.402823466e38f;
-constexpr uint32_t kMinusInfinity = 0xff800000;  // in FP32
+constexpr uint32_t kMinusInfinity = 0xff800000;  // of FP32
 
-DEVICE float exp_of(float x) { return ptx::ex2_approx(ptx::mul_rn(x, kLog2OfE)); }
-
-// The column of a lane's i-th logit, counted from its first.
+// The column of a lane's logit beside its first.
 DEVICE uint32_t column_of(uint32_t i) { return i / 4 * (4 * kLanes) + i % 4; }
 
-// Computes log(sum(exp)) of a block in each of its lanes: -inf if all its logits are, as even then `most` is finite.
-DEVICE float sum_of_block(const float (&x)[kHeld]) {
-  float most = kLeast;
+// log(sum(exp)) of a block times `scale`, in each of its lanes; epilogue/block_sums.cuh adds in the same order.
+DEVICE float sum_of_block(const float (&x)[kHeld], float scale) {
+  float most = kLeast, sums[2] = {};  // of the first two of four columns, and of the others
 #pragma unroll
   for (uint32_t i = 0; i < kHeld; ++i) most = ptx::max_f32(most, x[i]);
   for (uint32_t bits = 1; bits < kLanes; bits *= 2) most = ptx::max_f32(most, ptx::shfl_xor_sync(most, bits));
-  float sum = 0;
+  const Powers powers(most, scale);
 #pragma unroll
-  for (uint32_t i = 0; i < kHeld; ++i) sum = ptx::add_rn(sum, exp_of(x[i] - most));
-  for (uint32_t bits = 1; bits < kLanes; bits *= 2) sum = ptx::add_rn(sum, ptx::shfl_xor_sync(sum, bits));
-  return ptx::fma_rn(ptx::lg2_approx(sum), kLogOf2, most);
+  for (uint32_t i = 0; i < kHeld; ++i) sums[i % 4 / 2] = ptx::add_rn(sums[i % 4 / 2], powers.of(x[i]));
+  for (uint32_t bits = 2; bits < kLanes; bits *= 2)
+    for (float& sum : sums) sum = ptx::add_rn(sum, ptx::shfl_xor_sync(sum, bits));
+  const float sum = ptx::add_rn(sums[0], sums[1]);
+  return powers.log_of(ptx::add_rn(sum, ptx::shfl_xor_sync(sum, 1)));
 }
 
 KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
@@ -69,23 +69,22 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
       const float nothing = ptx::float_of(kMinusInfinity);  // -inf for any scale
       ptx::Float4 four = {nothing, nothing, nothing, nothing};
       if (first + column_of(i) < p.columns) four = ptx::ld_global_v4_f32(logits + first + column_of(i));
-      x[i] = ptx::mul_rn(four.x, p.scale);
-      x[i + 1] = ptx::mul_rn(four.y, p.scale);
-      x[i + 2] = ptx::mul_rn(four.z, p.scale);
-      x[i + 3] = ptx::mul_rn(four.w, p.scale);
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
     }
     if constexpr (kIsBackward) {
 #pragma unroll
-      for (uint32_t i = 0; i < kHeld; ++i)
-        x[i] = ptx::mul_rn((first + column_of(i) == token ? 1.f : 0.f) - exp_of(x[i] - lse), factor);
-      ptx::syncthreads();  // all threads have loaded their logits
+      for (uint32_t i = 0; i < kHeld; ++i) {
+        const float probability = ptx::ex2_approx(ptx::mul_rn(ptx::mul_rn(x[i], p.scale) - lse, Powers::kLog2OfE));
+        x[i] = ptx::mul_rn((first + column_of(i) == token ? 1.f : 0.f) - probability, factor);
+      }
+      ptx::syncthreads();  // all have loaded
 #pragma unroll
       for (uint32_t i = 0; i < kHeld; i += 4)
         if (first + column_of(i) < p.columns)
           ptx::st_global_v2_b32(reinterpret_cast<uint16_t*>(logits) + first + column_of(i), ptx::pack_bf16(x[i], x[i + 1]),
                                 ptx::pack_bf16(x[i + 2], x[i + 3]));
     } else {
-      const float sum = sum_of_block(x);
+      const float sum = sum_of_block(x, p.scale);
       if (lane == 0 && first < p.columns) ptx::st_global_f32(p.sums + static_cast<uint64_t>(row) * p.sums_pitch + block, sum);
       if (thread == 0 && chunk == 0 && token < p.columns)
         ptx::st_global_f32(p.chosen + row, ptx::mul_rn(ptx::ld_global_f32(logits + token), p.scale));

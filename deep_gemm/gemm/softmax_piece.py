@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import ceil_div
@@ -31,6 +33,22 @@ class SoftmaxConfig(Config):
 
 FORWARD, BACKWARD = SoftmaxConfig(False), SoftmaxConfig(True)
 KERNEL: Kernel[SoftmaxConfig] = Kernel("softmax_piece", "SoftmaxParams", lambda: [FORWARD, BACKWARD])
+
+
+def add_blocks(logits: Tensor, scale: float, sums: Tensor, tokens: Tensor, start: int, chosen: Tensor) -> None:
+    """Write log(sum(exp)) of each 128 scaled columns, and the logits of tokens among these columns.
+
+    On the CPU it is the largest number minus its `log_softmax`, which torch computes in one way for any number of rows.
+    """
+    if logits.is_cuda and len(logits):
+        run(FORWARD, logits, scale, start, sums=sums, tokens=tokens, chosen=chosen)
+        return
+    logits.mul_(scale)
+    at = tokens[:, None].long() - start
+    is_here = (at >= 0) & (at < logits.shape[1])
+    chosen.copy_(torch.where(is_here, logits.gather(1, at.clamp(0, logits.shape[1] - 1)), chosen))
+    blocks = F.pad(logits, (0, -logits.shape[1] % BLOCK), value=-torch.inf).view(*sums.shape, BLOCK)
+    sums.copy_(blocks.amax(-1) - torch.log_softmax(blocks, -1).amax(-1))
 
 
 def run(config: SoftmaxConfig, logits: Tensor, scale: float, first: int, **pointers: Tensor | None) -> None:

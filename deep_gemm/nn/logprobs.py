@@ -1,11 +1,12 @@
-"""Log-probabilities of given tokens under an output head, in pieces: memory never holds the logits of all tokens.
+"""Log-probabilities of given tokens under an output head: memory never holds the logits of all tokens.
 
-    hidden [m, k], weight [n, k]   --product in FP32-->  a piece of logits, divided by the temperature
-    each 128 columns of the piece  --log(sum(exp))---->  one number for each block of 128 columns
+    hidden [m, k], weight [n, k]   --product in FP32-->  logits, divided by the temperature
+    each 128 columns of a row      --log(sum(exp))---->  one number for each block of 128 columns
     all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
 
-Blocks are added in the order of the vocabulary, for any pieces and any number of ranks. Backward
-multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
+On a GPU the product adds up blocks itself, and stores no logit but the token's. FP8 heads with finer scales, the CPU
+and backward compute logits in pieces. Blocks are added in the order of the vocabulary, for any pieces and any number of
+ranks. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from ..core.check.checks import Operand, Sizes
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
 from ..core.check.numbers import positive
-from ..core.check.recipes import E4M3, Scales
+from ..core.check.recipes import E4M3, Scales, taken
 from ..core.check.tracing import is_dispatched, refuse_transforms
 from ..gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn
-from ..gemm.api.dense import fp8_gemm_nt
+from ..gemm.api.dense import BLOCK_SUMS_OF, fp8_gemm_nt
 from ..gemm.ask.bf16 import MULTIPLE
-from ..gemm.softmax_piece import BACKWARD, BLOCK, FORWARD, run
+from ..gemm.kinds.output import SUMMED_OPERANDS
+from ..gemm.product import run as run_product
+from ..gemm.softmax_piece import BACKWARD, BLOCK, add_blocks, run
 from ..linear.check import OF_ALL_K
 from ..linear.check import weight as checked_weight
 from .gradients import WEIGHT_TYPES, aligned, main_grad_of, outside_of_graphs
@@ -60,10 +63,11 @@ def selected_logprobs(
     - `group`: ranks that share the vocabulary. Each rank holds the next rows of the weight (a multiple of 128, except
       on the last rank) and the same `hidden` and `ids`. The host waits until it knows the number of rows of every rank.
 
-    Memory holds logits of about 4096 tokens and 4224 columns. If `set_batch_invariant` is on, a result's bits depend
-    only on its row, the weight and its id, not on the number of ranks if each has at least 4096 rows. `hidden` has a
-    gradient, summed over the group; a weight that is a tensor has one too: BF16 products, summed in FP32. With
-    `accumulates_main_grad` the weight's gradient is added to `weight.main_grad`, as in `nn.Linear`.
+    Backward holds logits of 4096 tokens and 4224 columns in memory; forward holds none unless the weight is FP8 with
+    finer scales than 128x128. If `set_batch_invariant` is on, a result's bits depend only on its row, the weight and
+    its id, not on the number of ranks. `hidden` has a gradient, summed over the group; a weight that is a tensor has
+    one too: BF16 products, summed in FP32. With `accumulates_main_grad` the weight's gradient is added to
+    `weight.main_grad`, as in `nn.Linear`.
 
     >>> hidden, head = torch.ones(2, 16), torch.zeros(8, 16)
     >>> selected_logprobs(hidden, head, torch.tensor([3, -1])).tolist() == [-torch.tensor(8.0).log().item(), 0.0]
@@ -127,22 +131,24 @@ def forward(
     of_ranks, first = rows_of_ranks(n, group, hidden.device)
     sums = empty("sums of blocks", (m, ceil_div(n, BLOCK)), torch.float32, hidden.device)
     chosen = empty("logits of ids", (m, 1), torch.float32, hidden.device).zero_()
-    most = COLUMNS * TOKENS // min(max(m, 1), TOKENS)
-    for rows, columns, _, logits, tokens in pieces(hidden, w, ids, first, most, recipes):
-        of_piece = sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
-        sum_blocks(logits, 1 / temperature, of_piece, tokens, columns.start, chosen[rows])
+    a, tokens = rows_of(hidden, ids, first, recipes)
+    if not sum_at_once(a, tokens, w, recipes, 1 / temperature, sums, chosen):
+        most = COLUMNS * TOKENS // min(max(m, 1), TOKENS)
+        for rows, columns, _, logits in pieces(a, m, w, most, recipes):
+            of_piece = sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
+            add_blocks(logits, 1 / temperature, of_piece, tokens[rows], columns.start, chosen[rows])
     if group is not None:
         numbers = [ceil_div(size, BLOCK) for size in of_ranks]
         sent = torch.cat([F.pad(sums, (0, max(numbers) - sums.shape[1])), chosen], 1)
         received = [torch.empty_like(sent) for _ in of_ranks]
         dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
         sums = torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1)
-        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has the logit, others a zero
-    nowhere = torch.full((m,), -1, dtype=torch.int32, device=hidden.device)
+        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
+    tokens = torch.full_like(tokens, -1)
     while sums.shape[1] > 1:
-        blocks = F.pad(sums, (0, -sums.shape[1] % BLOCK), value=-torch.inf)
-        sums = empty("sums of blocks", (m, blocks.shape[1] // BLOCK), torch.float32, hidden.device)
-        sum_blocks(blocks, 1.0, sums, nowhere, 0, chosen)
+        blocks = F.pad(sums, (0, -sums.shape[1] % 4), value=-torch.inf)  # the kernel loads four at a time
+        sums = empty("sums of blocks", (m, ceil_div(sums.shape[1], BLOCK)), torch.float32, hidden.device)
+        add_blocks(blocks, 1.0, sums, tokens, 0, chosen)
     picks = ids.reshape(-1, 1)
     logprobs = (chosen - sums).masked_fill_(picks < 0, 0).masked_fill_(picks >= sum(of_ranks), torch.nan)
     return logprobs.view(ids.shape), sums
@@ -168,10 +174,11 @@ def backward(
     of_hidden = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
     of_w = (values.new_empty if len(x) else values.new_zeros)(values.shape if needs_w and main_grad is None else 0)
     is_written_once = of_w.dtype == torch.bfloat16 and len(x) <= TOKENS
-    for rows, columns, part, logits, tokens in pieces(hidden, w, ids, first, COLUMNS, recipes):
+    a, tokens = rows_of(hidden, ids, first, recipes)
+    for rows, columns, part, logits in pieces(a, len(x), w, COLUMNS, recipes):
         if rows.start == 0:
             head = part if recipes is None else cast_back_from_fp8(part[0], part[1], recipes[1].columns).bfloat16()
-        of_logits = to_gradient(logits, 1 / temperature, tokens, columns.start, lse[rows], factors[rows])
+        of_logits = to_gradient(logits, 1 / temperature, tokens[rows], columns.start, lse[rows], factors[rows])
         if needs_hidden:
             bf16_gemm_nn(of_logits, head, of_hidden[rows], of_hidden[rows])
         if needs_w and main_grad is not None:
@@ -187,18 +194,46 @@ def backward(
     return of_hidden.to(hidden.dtype).view(hidden.shape if needs_hidden else 0), of_w
 
 
-def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: Any) -> Iterator[Any]:
-    """Compute the logits of `TOKENS` tokens and `most` columns at a time: all tokens of some columns, then of the next.
+def rows_of(hidden: Tensor, ids: Tensor, first: int, recipes: Any) -> tuple[Any, Tensor]:
+    """Return hidden states as products take them, and tokens as row numbers of a weight that begins at `first`.
 
-    Yield with each piece its part of the weight, and its tokens as row numbers of this rank's weight, which begins at
-    `first`; padding and other ranks' tokens match no row. The next piece overwrites this one's logits.
+    Padding and other ranks' tokens match no row of the weight.
     """
     x, tokens = hidden.reshape(-1, hidden.shape[-1]), empty("rows of ids", ids.shape, torch.int32, ids.device)
     tokens = tokens.copy_(torch.where(ids < 0, -1, ids - first).clamp_(-1, 2**31 - 1)).view(-1)
-    a: Any = laid_out(x) if recipes is None else cast_checked(x, Target(1, recipes[0].columns, mn_major=True))
-    n = len(w if recipes is None else w[0])
-    memory = empty("logits", (min(len(x), TOKENS + BLOCK) * min(n, most + BLOCK),), torch.float32, x.device)
-    for columns in cut(n, most):
+    if recipes is not None:
+        return cast_checked(x, Target(1, recipes[0].columns, mn_major=True)), tokens
+    a = laid_out(x)
+    return a if a.stride(1) == 1 else a.contiguous(), tokens
+
+
+def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums: Tensor, chosen: Tensor) -> bool:
+    """Let products add up blocks of columns, so that no logits are stored; False if no kernel does so for this head.
+
+    A head that must be copied is multiplied in parts: one copy takes the memory of the one before.
+    """
+    if recipes is not None and (E4M3, *taken(*recipes)) not in SUMMED_OPERANDS:
+        return False
+    if not tokens.is_cuda or 0 in (a if recipes is None else a[0]).shape:
+        return False
+    is_copied = recipes is None and laid_out(w[:1]).data_ptr() != w.data_ptr()
+    for columns in cut(len(w if recipes is None else w[0]), 2 * COLUMNS if is_copied else 2**31):
+        head = laid_out(w[columns]) if recipes is None else w
+        of_part = sums[:, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
+        said = columns.start, scale, recipes
+        run_product(BLOCK_SUMS_OF[recipes is None], a, head, of_part, tokens, said, chosen)
+    return True
+
+
+def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:
+    """Compute the logits of `TOKENS` of m tokens and `most` columns at a time, all tokens of some columns in turn.
+
+    Give with each piece its part of the weight. The next piece takes the memory of this one's logits.
+    """
+    values = w if recipes is None else w[0]
+    most_logits = min(m, TOKENS + BLOCK) * min(len(values), most + BLOCK)
+    memory = empty("logits", (most_logits,), torch.float32, values.device)
+    for columns in cut(len(values), most):
         if recipes is None:
             head: Any = laid_out(w[columns])
         else:
@@ -206,16 +241,16 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
             head = w[0][columns], w[1]
             if of_w.rows:  # otherwise all rows share one scale
                 head = head[0], w[1][columns.start // of_w.rows : ceil_div(columns.stop, of_w.rows)]
-        for rows in cut(len(x), TOKENS):
+        for rows in cut(m, TOKENS):
             size, width = rows.stop - rows.start, columns.stop - columns.start
             logits = memory[: size * width].view(size, width)
             if recipes is not None:
                 fp8_gemm_nt((a[0][rows], a[1][rows]), head, logits, recipe_a=of_x, recipe_b=of_w)
-            elif x.is_cuda:
+            elif values.is_cuda:
                 bf16_gemm_nt(a[rows], head, logits)
             else:  # torch's order of additions depends on the number of rows: FP64 hides it
                 logits.copy_(a[rows].double() @ head.double().mT)
-            yield rows, columns, head, logits, tokens[rows]
+            yield rows, columns, head, logits
 
 
 def laid_out(x: Tensor) -> Tensor:
@@ -230,25 +265,9 @@ def laid_out(x: Tensor) -> Tensor:
 def cut(size: int, most: int) -> Iterator[slice]:
     """Split a size into similar pieces of whole blocks, each over half of `most` and at most a block above it."""
     blocks = ceil_div(size, BLOCK)
-    number = min(ceil_div(blocks, max(most // BLOCK, 1)), max(size // ((most + BLOCK) // 2), 1))
+    number = ceil_div(blocks, max(most // BLOCK, 1))
     starts = [blocks * i // number * BLOCK for i in range(number)]
     return map(slice, starts, [*starts[1:], size])
-
-
-def sum_blocks(logits: Tensor, scale: float, sums: Tensor, tokens: Tensor, start: int, chosen: Tensor) -> None:
-    """Write log(sum(exp)) of each 128 scaled columns, and the logits of the tokens among these columns.
-
-    The CPU subtracts `log_softmax` from the largest number: torch computes it the same way for any number of rows.
-    """
-    if logits.is_cuda and len(logits):
-        run(FORWARD, logits, scale, start, sums=sums, tokens=tokens, chosen=chosen)
-        return
-    logits.mul_(scale)
-    at = tokens[:, None].long() - start
-    is_here = (at >= 0) & (at < logits.shape[1])
-    chosen.copy_(torch.where(is_here, logits.gather(1, at.clamp(0, logits.shape[1] - 1)), chosen))
-    blocks = F.pad(logits, (0, -logits.shape[1] % BLOCK), value=-torch.inf).view(*sums.shape, BLOCK)
-    sums.copy_(blocks.amax(-1) - torch.log_softmax(blocks, -1).amax(-1))
 
 
 def to_gradient(logits: Tensor, scale: float, tokens: Tensor, start: int, lse: Tensor, factors: Tensor) -> Tensor:

@@ -153,8 +153,8 @@ class DenseTrial(ProductTrial):
 
     @classmethod
     def takes(cls, config: GemmConfig | DecodeConfig) -> bool:
-        """Accept products that are neither grouped nor skip columns."""
-        return config.work is DENSE and not config.epilogue.skips_mid
+        """Take products to D that are neither grouped nor skip columns."""
+        return config.work is DENSE and not (config.epilogue.skips_mid or config.epilogue.sums_blocks)
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> DenseTrial:

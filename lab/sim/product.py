@@ -76,8 +76,8 @@ class ProductTrial(Trial):
 
     @classmethod
     def takes(cls, config: Any) -> bool:
-        """Accept products of these works."""
-        return not cls.works or config.work in cls.works
+        """Take products of these works."""
+        return not cls.works or (config.work in cls.works and not config.epilogue.sums_blocks)
 
     @abstractmethod
     def problem(self) -> Problem:

@@ -91,6 +91,9 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
         {"work": works.COUNTS, "epilogue": epilogues.TO_ADDRESSES},
     ],
     "needs one or two units of 128 columns if rows are activated": [{**OF_SILU, "unit_n": 64}],
+    "needs an FP32 D without C or a split of k, and units of whole blocks, if blocks of columns are added up": [
+        {"epilogue": epilogues.BLOCK_SUMS},
+    ],
     "needs tiles of 256 columns if gate is apart from up": [
         {**OF_SILU, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128}
     ],

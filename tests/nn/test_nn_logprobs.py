@@ -17,7 +17,6 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8, refit_, selected_logprobs
 from deep_gemm.core.check.memory import empty
-from deep_gemm.gemm.softmax_piece import BLOCK
 from deep_gemm.nn import FrozenExperts, logprobs
 
 M, N, K = 150, 1000, 64
@@ -151,26 +150,29 @@ def test_a_compiled_loss_has_the_same_gradients(given: tuple[Tensor, ...]) -> No
     assert all(same_bits(x, y) for x, y in zip(*found, strict=True))
 
 
-def test_on_a_gpu_a_kernel_follows_the_product_of_each_piece(
+def test_on_a_gpu_products_add_up_or_a_kernel_follows_each_piece(
     gpu: FakeGpu, given: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for constant, value in (("TOKENS", 16), ("COLUMNS", 256)):
         monkeypatch.setattr(logprobs, constant, value)
     monkeypatch.setattr(logprobs, "empty", lambda *given: on_gpu(empty(*given)))
     hidden, head, ids = map(on_gpu, given)
-    _, lse = logprobs.forward(hidden, head, ids, 1.0, None)
     product, pass_over = "bf16_gemm_dense", "softmax_piece"
-    assert [each.kernel for each in gpu.launches] == [product, pass_over] * 2 * 4 + [pass_over]
+
+    def forward(head: Any) -> tuple[list[str], Tensor]:
+        gpu.launches.clear()
+        _, lse = logprobs.forward(hidden, head, ids, 1.0, None)
+        return [each.kernel for each in gpu.launches], lse
+
+    launched, lse = forward(head)
+    assert launched == [product, pass_over]
+    assert forward(given[1].float())[0] == [product] * 2 + [pass_over], "copies of 512 rows"
+    assert forward(tuple(map(on_gpu, per_block_cast_to_fp8(given[1]))))[0] == ["cast_rows", "fp8_gemm_dense", pass_over]
+    of_halves = tuple(map(on_gpu, per_block_cast_to_fp8(given[1], gran_k=64)))
+    assert forward(of_halves)[0][2::2] == [pass_over] * 8, "no product adds up blocks of such a head"
     gpu.launches.clear()
     logprobs.backward(torch.ones(M), lse, hidden, head, ids, 1.0, None, True, True)
     assert [each.kernel for each in gpu.launches] == [product, pass_over, product, product] * 2 * 4
-
-
-@pytest.mark.parametrize("size", [4232, 4344, 4352, 8456, 8712, 151936])
-def test_a_piece_has_columns_for_which_no_product_cuts_k(size: int) -> None:
-    widths = [columns.stop - columns.start for columns in logprobs.cut(size, logprobs.COLUMNS)]
-    assert sum(widths) == size
-    assert 2112 < min(widths) <= max(widths) <= logprobs.COLUMNS + BLOCK
 
 
 def test_no_rows_have_no_gradient() -> None:

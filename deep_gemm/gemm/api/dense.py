@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ...compat.forms import Request, accepts_every_form, like
+from ...core.call import never
 from ...core.check.checks import Operand, fp8, nothing, pair
 from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
 from ...core.check.tracing import is_dispatched, without_autocast
-from ..ask.dense import check_ordinary_matrices, dense_problem
+from ..ask.dense import block_sums_problem, check_ordinary_matrices, dense_problem
 from ..launch import run as launch
 from ..problem import Problem
 from ..product import FREE, Product, run
@@ -35,6 +36,13 @@ NT, NN, TN, TT = DENSE.values()
 GRADIENT_NT = replace(NT, ask=_ask_gradient)
 BEHIND_CAST = replace(NT, on_gpu=partial(launch, is_behind_cast=True))
 """`fp8_gemm_nt` for an `a` that the launch just before on the same stream has cast."""
+
+_OF_SUMS = partial(
+    Product, "", block_sums_problem, ("first", "scale", "recipes"), ("tokens", "chosen"), wants_checks=never
+)
+BLOCK_SUMS_OF = _OF_SUMS(free=FREE), _OF_SUMS(free=(FREE[0], *FREE[3:]), has_scales=False)
+"""Products of FP8, and of BF16, that add up blocks of logits. In C's place they have tokens, in a layout's the logits
+of tokens, which they write too."""
 
 
 @accepts_every_form()

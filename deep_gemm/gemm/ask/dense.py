@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,9 +12,11 @@ from ...core.check.checks import Operand, Sizes
 from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, Recipes, default_dtype, scales_of, taken
 from .. import packed
 from ..fine_scales import as_kernels_take_it
+from ..kinds.epilogues import BLOCK_SUMS
 from ..kinds.output import types_of_b
 from ..kinds.works import DENSE
 from ..problem import Problem
+from .bf16 import laid_out
 
 ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -55,6 +59,16 @@ def _packed_problem(
     av, bv = checks.k_major("a", av), checks.k_major("b", bv)
     av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, taken(of_a, MX)[0])
     return Problem(av, sfa, bv, sfb, d, c, of_b=MX, of_a=of_a)
+
+
+def block_sums_problem(a: Any, b: Any, d: Tensor, recipes: Any, **softmax: Any) -> Problem:
+    """State a product of checked operands whose D has sums of blocks. Without `recipes` A and B are BF16."""
+    more: dict[str, Any] = {"epilogue": BLOCK_SUMS, "softmax": softmax}
+    if recipes is None:
+        return Problem(laid_out("a", a, "m"), None, laid_out("b", b, "n"), None, d, None, DENSE, None, None, **more)
+    (bv, sfb), (of_a, of_b) = b, taken(*recipes)
+    sfb = ue8m0.scales("sfb", sfb, "n", (len(bv),), bv.shape[1], *reversed(recipes))
+    return Problem(a[0], a[1], bv, sfb, d, of_b=of_b, of_a=of_a, **more)
 
 
 def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:

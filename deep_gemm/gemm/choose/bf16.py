@@ -22,7 +22,7 @@ from ...core.gpu import WGMMA_ROWS, Gpu
 from ..config.bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, bf16_config
 from ..config.of_tile import MATH_WARPGROUPS
 from ..config.tall import K_MAJOR, Majors
-from ..kinds.epilogues import SILU_IN_BF16, TO_ADDRESSES_IN_BF16
+from ..kinds.epilogues import BLOCK_SUMS, SILU_IN_BF16, TO_ADDRESSES_IN_BF16, TO_D, Epilogue
 from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..kinds.works import COUNTED, COUNTS, DENSE, ENDS, IDS, PARTS, SUM, Work
 from .cost import BANDS, NEVER, NUM_SMS, alike, band_of, bytes_of_d, memory_us, together
@@ -31,7 +31,9 @@ from .timings import timings_of
 OUTPUTS = OUTPUTS_OF[BF16_OPERANDS]
 BF16, FP32 = OUTPUTS[0], OUTPUTS[2]
 ACTIVATED = replace(BF16, work=ENDS, epilogue=SILU_IN_BF16)
-"""Output of the first product of experts if it activates its rows."""
+"""Output of the first product of experts whose rows leave it activated."""
+OF_SUMS = replace(FP32, epilogue=BLOCK_SUMS)
+"""Output of an output head whose logits are added up."""
 TO_RANKS = replace(BF16, work=ENDS, epilogue=TO_ADDRESSES_IN_BF16)
 """Output of the second product of experts if it writes its rows to other GPUs."""
 SM_TFLOPS = 7.0
@@ -91,6 +93,8 @@ class Tile(NamedTuple):
         """Tell whether the kernel can be built with this tile."""
         if self.splits and slices == 1:
             return False
+        if output.epilogue.sums_blocks and self not in TILES_OF_SUMS:
+            return False
         if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
             return False
         if majors.a_is_mn and self.block_m // self.cluster_n % WGMMA_ROWS:
@@ -112,7 +116,9 @@ WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
 """The only tile that keeps sums of earlier slices in store buffers, since its registers have no room for them. A slice
 then takes 1.3 to 2.3 us more; with 256x128 or 192x160 it takes 2 to 4. An FP32 output would spill."""
 WIDE_SLICE_US = 1.6
-"""Extra time of WIDE_IN_SLICES for each slice after the first."""
+"""Extra time of this tile for each slice after the first."""
+TILES_OF_SUMS = (Tile(64, 128), Tile(64, 256), Tile(128, 128), WIDE_IN_SLICES, Tile(256, 128))
+"""Tiles of whole blocks, which are added up."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
@@ -135,12 +141,13 @@ def choose(sizes: Sizes, output: Output, majors: Majors, gpu: Gpu) -> Bf16Config
     return select_bf16(int(m), n, k, output, majors, gpu, groups)
 
 
-def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE) -> int:
+def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE, epilogue: Epilogue = TO_D) -> int:
     """Choose the number of slices of k, for any m: enough that two rows of tiles, a CTA for each slice, fill the SMs.
 
-    k is never split for gradients of weights, which have as many rows as a weight, nor for several products at once.
+    k is never split for gradients of weights, which have as many rows as a weight, nor for several products at once,
+    nor if a part of a weight must have the bits of the whole.
     """
-    if majors.a_is_mn or not work.may_split_k:
+    if majors.a_is_mn or not work.may_split_k or epilogue.sums_blocks:
         return 1
     for_two_tiles = NUM_SMS // (2 * ceil_div(n, COLUMNS))
     return max(min(for_two_tiles, k // LEAST_SLICE, MOST_SLICES), 1)
@@ -150,14 +157,15 @@ def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE) -> int:
 def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Bf16Config:
     """Choose the configuration of the lowest cost, for `planes` products of one shape."""
     tile = chosen_tile(BANDS[band_of(m)] if m <= BANDS[-1] else m, n, k, output, majors, gpu, planes)
-    return tile.config(output, majors, slices_of(n, k, majors, output.work))
+    return tile.config(output, majors, slices_of(n, k, majors, output.work, output.epilogue))
 
 
 @lru_cache(maxsize=4096)
 def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
-    """Choose the tile for `select_bf16`."""
-    slices = slices_of(n, k, majors, output.work)
-    tiles = [tile for tile in TILES if tile.serves(majors, slices, output)]
+    """The tile of `select_bf16`."""
+    slices = slices_of(n, k, majors, output.work, output.epilogue)
+    of_output = TILES_OF_SUMS if output.epilogue.sums_blocks else TILES
+    tiles = [tile for tile in of_output if tile.serves(majors, slices, output)]
     return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
 
 
@@ -315,7 +323,7 @@ def reachable_bf16() -> list[Bf16Config]:
         for majors in (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
         for slices in (1, *SPLITS_AT_ONCE)
         if slices == 1 or not majors.a_is_mn
-        for output in OUTPUTS
+        for output in (*OUTPUTS, *([OF_SUMS] if slices == 1 and not majors.a_is_mn else []))
         for tile in TILES
         if tile.serves(majors, slices, output)
     ]

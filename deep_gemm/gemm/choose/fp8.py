@@ -17,7 +17,7 @@ from ...core.gpu import Gpu
 from ...core.settings import get_batch_invariant, num_sms_of
 from ..config.decode import DecodeConfig
 from ..config.tall import BLOCK_K, GemmConfig
-from ..kinds.epilogues import combinations
+from ..kinds.epilogues import BLOCK_SUMS, combinations
 from ..kinds.output import (
     BF16,
     FP32,
@@ -27,6 +27,7 @@ from ..kinds.output import (
     OUTPUTS,
     OUTPUTS_OF,
     OUTPUTS_OF_ROWS,
+    SUMMED_OPERANDS,
     Output,
     Sizes,
     other_fields,
@@ -258,7 +259,8 @@ def outputs() -> list[Output]:
         for each in (FP32, FP32_C, FP32_D, BF16)
     ]
     heads = [replace(output, work=HEADS) for operands in OPERANDS_OF[HEADS] for output in OUTPUTS_OF[operands][:5]]
-    return [*dense, *rows, *with_epilogues, *depths, *heads]
+    block_sums = [replace(OUTPUTS_OF[each][2], epilogue=BLOCK_SUMS) for each in SUMMED_OPERANDS]
+    return [*dense, *rows, *with_epilogues, *block_sums, *depths, *heads]
 
 
 def reachable() -> list[Config]:

@@ -171,9 +171,15 @@ DEPTHS_TO_C = (*DEPTHS_TILES[:-1], SHARING_A)
 which costs as much as two: with NVRTC 13.1 and later, the loading warp of a single CTA spills a register there."""
 
 
+TILES_OF_SUMS = (Tile(64, 128), Tile(128, 128), Tile(128, 256, cluster_m=2), Tile(256, 128))
+"""Tiles of whole blocks, which are added up."""
+
+
 @cache
 def tiles_for(output: Output) -> tuple[Tile, ...]:
-    """List the tiles for a kind of product."""
+    """Give the tiles for a kind of product."""
+    if output.epilogue.sums_blocks:
+        return TILES_OF_SUMS
     if output.work.groups_rows:
         return _tiles_for_rows(output)
     if output.work.is_along_k:

@@ -12,6 +12,7 @@ from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW, WHOLE
 from ...core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
 from ..kinds.output import OPERANDS_BY_ROW, Output
+from ..softmax_piece import BLOCK
 
 BLOCK_K = 128
 """FP8 values of a k-block."""
@@ -218,7 +219,7 @@ class GemmConfig(Config, Output):
             outputs = self.num_math_warpgroups * WGMMA_ROWS * (self.block_n * self.output_bytes + 16)
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
-        elif self.epilogue.activates and not (self.epilogue.by_tma or self.epilogue.has_row_addresses):
+        elif not (self.epilogue.by_tma or self.epilogue.has_row_addresses):
             outputs = EMPTY_BYTES
         barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
         before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
@@ -437,6 +438,11 @@ class GemmConfig(Config, Output):
         )
         of_halves = (unit_n == 128 or epilogue.by_tma) and self.block_n in (128, 256)
         yield of_halves or not epilogue.activates, "one or two units of 128 columns if rows are activated"
+        sums = work.takes_fine_scales and not (grouped or self.with_c or self.adds_to_d) and unit_n % BLOCK == 0
+        yield (
+            (sums and self.is_fp32 and self.cluster_k == 1) or not epilogue.sums_blocks,
+            "an FP32 D without C or a split of k, and units of whole blocks, if blocks of columns are added up",
+        )
         apart = epilogue.gates_apart and not epilogue.by_tma
         yield self.block_n == 256 or not apart, "tiles of 256 columns if gate is apart from up"
 

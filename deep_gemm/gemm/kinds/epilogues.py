@@ -54,7 +54,9 @@ class Epilogue(Named):
     output_bytes: int = 0
     """Bytes of an element of D; 0 if D's type says it."""
     skips_mid: bool = False
-    """True if D has heads with unwritten columns between their two parts."""
+    """D has heads, with columns between their parts that are not written."""
+    sums_blocks: bool = False
+    """D has a number for each block of 128 columns, whichever tile has them."""
     has_row_addresses: bool = False
     """True if each row is stored at its own address, perhaps in another GPU's memory."""
     write: Callable[[Any, Tensor], None] = add
@@ -85,7 +87,15 @@ TO_HEADS = Epilogue(
     skips_mid=True,
     write=write_heads,
 )
-"""D has heads, each with unwritten columns between a left and a right part."""
+"""D has heads, each with columns between a left and a right part that are not written."""
+BLOCK_SUMS = Epilogue(
+    source="block_sums",
+    destination="block_sums",
+    name="block sums",
+    by_tma=False,
+    sums_blocks=True,
+)
+"""D has log(sum(exp)) of each 128 columns of a row; see gemm/softmax_piece.py."""
 TO_ADDRESSES = Epilogue(
     source="store_rows",
     suffix=" to addresses",
@@ -113,7 +123,7 @@ SILU_THEN_ROWS = Epilogue(
     output_bytes=2,
     work=TWICE,
 )
-"""Of two products by one kernel: SILU_OF_HALVES makes A of the second, whose rows go TO_ADDRESSES."""
+"""Two products in one kernel: the first stores A of the second by SILU_OF_HALVES, the second stores rows TO_ADDRESSES."""
 SILU_IN_BF16 = Epilogue(
     source="activated", gates="activated", name="silu", kernel="_silu", work=ENDS, operands=((BFLOAT16, None, None),)
 )

@@ -38,7 +38,9 @@ OPERANDS_BY_ROW: Operands = E4M3, PER_ROW, PER_ROW
 FP4_OPERANDS: ScaledOperands = E2M1, PER_ROW, MX
 BF16_OPERANDS: Operands = BFLOAT16, None, None
 WHOLE_OPERANDS: ScaledOperands = E4M3, WHOLE, WHOLE
-"""Operands whose scales are constant along k."""
+"""No scale changes along k."""
+SUMMED_OPERANDS = USUAL_OPERANDS, WHOLE_OPERANDS
+"""Operands of FP8 whose blocks of columns a kernel adds up."""
 FINE_OPERANDS: tuple[Operands, ...] = tuple(
     (E4M3, of_a, of_b)
     for of_a in (PER_ROW, PER_64, MX)

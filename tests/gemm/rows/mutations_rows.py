@@ -61,7 +61,7 @@ TRIALS = [
 ]
 
 _GEMM, _MAINLOOP, _TILE, _STORE = "fp8_gemm.cuh", "mainloop.cuh", "tile.cuh", "epilogue/store.cuh"
-_SKIP = "skip.cuh"
+_SKIP = "fp8_gemm.cuh"
 _WORK, _LAYOUT, _PADDING, _QUEUE = (f"work/{name}.cuh" for name in ("rows", "layout", "padding", "tile_queue"))
 _OF_TILE = "work/rows_of_tile.cuh"
 _WAIT_FREE = "    wait_until_free(number);\n"
@@ -153,7 +153,7 @@ MUTATIONS = [
     Mutation("slots of rows outside are not let go", _SKIP, "      release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),
     Mutation("slots of rows outside are let go before they are loaded", _SKIP, "      wait_until_loaded(ring, at);\n      ptx::syncwarp();\n", "", shows_in=COUNTS),
     Mutation("one lane lets slots go ahead of its warp", _SKIP, "      wait_until_loaded(ring, at);\n      ptx::syncwarp();\n", "      wait_until_loaded(ring, at);\n", shows_in=FEW_STAGES),
-    Mutation("a tile without rows for a warpgroup leaves its place in the ring", _SKIP, "++k_block, at = at.next()) {", "++k_block) {", shows_in=COUNTS),
+    Mutation("a tile without rows for a warpgroup leaves its place in the ring", _SKIP, "(p, tile).end; ++k_block, at = at.next()) {", "(p, tile).end; ++k_block) {", shows_in=COUNTS),
     # Padding
     Mutation("padding is left as it is", _WORK, "if (p.groups.zeroes_padding)", "if (false)"),
     Mutation("padding is zeroed unasked", _WORK, "if (p.groups.zeroes_padding)", "if (true)"),
