@@ -123,7 +123,7 @@ SILU_THEN_ROWS = Epilogue(
     output_bytes=2,
     work=TWICE,
 )
-"""Two products in one kernel: the first stores A of the second by SILU_OF_HALVES, the second stores rows TO_ADDRESSES."""
+"""Two products in one kernel: SILU_OF_HALVES makes A of the second product, whose rows go TO_ADDRESSES."""
 SILU_IN_BF16 = Epilogue(
     source="activated", gates="activated", name="silu", kernel="_silu", work=ENDS, operands=((BFLOAT16, None, None),)
 )
