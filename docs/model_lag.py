@@ -139,7 +139,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Work:
-    """The tasks of one GPU. All blocks are equal: rows of one expert, at most `BLOCK_ROWS`."""
+    """The tasks of one GPU. A block has at most `BLOCK_ROWS` rows, of one expert. All blocks have equal tasks."""
 
     blocks: int
     first: int
