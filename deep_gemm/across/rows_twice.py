@@ -99,20 +99,11 @@ def problems(
 def rooms_of(node: Node, rows: ExpertRows, first: Problem, addresses: Tensor) -> dict[str, Any]:
     """Give the members of `Rooms` in gemm/work/fetch_rows.cuh, and of `Meeting`, for a ring that is A of `first`."""
     room = node.room
-    of_rooms = {
-        "token_of": rows.token_of,
-        "row_of": rows.row_of,
-        "values": first.a,
-        "scales": first.sfa,
-        "addresses": addresses,
-        "results": room.results,
-        "pitch": first.sfa.stride(-1),
-        "scales_at": room.scales,
-        "topk": room.topk,
-        "max_tokens": room.max_tokens,
-        "row_bytes": room.row_bytes,
-    }
-    return {**{f"rooms.{name}": value for name, value in of_rooms.items()}, **node.meeting(Way.THERE)}
+    of_rows = {"token_of": rows.token_of, "row_of": rows.row_of, "addresses": addresses}
+    of_ring = {"values": first.a, "scales": first.sfa, "pitch": first.sfa.stride(-1)}
+    of_room = {name: getattr(room, name) for name in ("results", "topk", "max_tokens", "row_bytes")}
+    values = {**of_rows, **of_ring, **of_room, "scales_at": room.scales}
+    return {**{f"rooms.{name}": value for name, value in values.items()}, **node.meeting(Way.THERE)}
 
 
 OF_ROOMS = "results", "pitch", "scales_at", "topk", "max_tokens", "row_bytes", "rooms", "flags", "rank", "ranks"

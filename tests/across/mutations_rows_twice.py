@@ -16,7 +16,7 @@ TRIALS = [
     RowsTwiceTrial(LOW, (300, 70, 0, 129, 1), 6, "slow_warps", hidden=512, num_sms=3, lag=4, slots=1),
     RowsTwiceTrial(LOW, (1, 300, 0, 70), 7, "slow_lanes", num_sms=4, share=1.0, slots=1),
     RowsTwiceTrial(LOW, (500, 3), 8, "slow_cta", num_sms=2, share=0.0, slots=1),
-    RowsTwiceTrial(LOW, (400,), 5, "slow_warps", hidden=2048, num_sms=8, slots=1),
+    RowsTwiceTrial(LOW, (400,), 3, "slow_warps", hidden=2048, num_sms=8, slots=1),
     RowsTwiceTrial(LOW, (300, 70, 0, 129, 1), 3, hidden=512, num_sms=5, share=1.0, lag=4, slots=1),
     RowsTwiceTrial(HIGH, (1300, 5), 9, num_sms=2, slots=1),
     RowsTwiceTrial(HIGH, (70, 5), 7, num_sms=2, is_met=False),

@@ -109,7 +109,7 @@ MUTATIONS = [
     Mutation("the other 64 columns over the first", _SILU, "column + part * 64 + lane % 4 * 16,", "column + lane % 4 * 16,", shows_in=HALVES),
     Mutation("the first 64 columns twice", _SILU, "= cast_row.words[part];", "= cast_row.words[0];", shows_in=HALVES),
     Mutation("the last row is left out", _SILU, "is_there = row < end_row;", "is_there = row + 1 < end_row;", shows_in=USUAL),
-    Mutation("both rows in one place", _SILU, "row_of_unit(unit) + half * 8),", "row_of_unit(unit)),", shows_in=USUAL),
+    Mutation("both rows in one place", _SILU, "row_of_unit(unit) + half * 8, tile.end_m", "row_of_unit(unit), tile.end_m", shows_in=USUAL),
     Mutation("both warpgroups where the first is", _SILU, "tile.row_m + warpgroup * 64 + ", "tile.row_m + ", shows_in=USUAL),
     Mutation("all warps where the first is", _SILU, "ptx::warp_index() % 4 * 16 + ", "", shows_in=USUAL),
     Mutation("columns of the product, not of activations", _SILU, "(tile.row_n + column_of_unit(unit)) / 2", "(tile.row_n + column_of_unit(unit))", shows_in=USUAL),
