@@ -355,16 +355,13 @@ def _both(a: Quantized, w1: Operand, b: Quantized, w2: Operand, rows: ExpertRows
 def rows_of(shape: Shape, weights: Weights | None, clock: Clock, only: Sequence[str]) -> list[Row]:
     """Check and time a shape. Every process makes the same calls. Training has weights of its own."""
     if weights is None:
-        return _timed(STEP, shape, lambda: Training(shape, clock.device), clock, only)
-    found = []
-    for kind, both in weights.items():
-        found += _timed(kind, shape, partial(Work, kind, shape, both, clock.device), clock, only)
-    return found
+        return _timed(STEP, shape, partial(Training, shape, clock.device), clock, only)
+    works = ((kind, partial(Work, kind, shape, both, clock.device)) for kind, both in weights.items())
+    return [row for kind, make in works for row in _timed(kind, shape, make, clock, only)]
 
 
-def _timed(
-    kind: str, shape: Shape, make: Callable[[], Work | Training], clock: Clock, only: Sequence[str]
-) -> list[Row]:
+def _timed(kind: str, shape: Shape, make: Callable[[], Any], clock: Clock, only: Sequence[str]) -> list[Row]:
+    """Make the work of a kind of rows, check it and time its steps."""
     config = f"{dist.get_world_size()} processes"
     try:
         work = make()
