@@ -400,6 +400,8 @@ def main() -> int:
         run(asked.run, asked.every_lane)
         return 0
     wanted = [(tool, name) for tool in asked.tool or TOOLS for name in asked.part or PARTS]
+    if asked.logs is not None:
+        asked.logs.mkdir(parents=True, exist_ok=True)
     rows = []
     with ThreadPoolExecutor(asked.at_once) as pool:
         for row in pool.map(lambda each: sanitize(each[0], each[1], asked.seconds, asked.logs), wanted):

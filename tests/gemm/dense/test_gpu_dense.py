@@ -318,7 +318,7 @@ def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
         dense.run(p, config)
         assert torch.equal(p.d, right_d(p, p.c))
         return
-    whole = replace(config, is_fp32=True, with_c=False)
+    whole = replace(config, is_fp32=True, with_c=False, c_is_fp32=False)
     p = p._replace(d=torch.empty(p.m, p.n, device="cuda"), c=None)
     dense.run(p, whole)
     assert torch.equal(p.d, sum_of_parts(p, config.cluster_k, 1))
