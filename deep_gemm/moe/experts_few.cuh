@@ -219,7 +219,7 @@ DEVICE uint32_t next_of(uint32_t& columns) {
 
 // Casts B to E4M3, a warp of several. It has 128 columns of a row at a time, which become a column of B for WGMMA.
 struct Caster {
-  static constexpr uint32_t kAtOnce = 4;  // pieces that are on their way
+  static constexpr uint32_t kAtOnce = 4;  // pieces that are cast together; those of all columns of a slot are on their way
   uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
   Divisor of_lane{};  // if a row has one scale: of the column that has the lane's number
 
@@ -237,16 +237,16 @@ struct Caster {
     return piece;
   }
 
-  // Finds the scales of an item's rows. The warps share out k.
+  // Finds the scales of the rows of an item's expert. The warps share out k.
   DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
     for (uint32_t left = item.columns(); left != 0;) {
       const uint32_t column = next_of(left);
       uint32_t keys[1] = {};
-      Piece pieces[kAtOnce];
+      Piece pieces[kColumns];
 #pragma unroll 1
-      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kAtOnce) {
+      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kColumns) {
 #pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = load(p, item, column, k_block + i * kNumBWarps);
+        for (uint32_t i = 0; i < kColumns; ++i) pieces[i] = load(p, item, column, k_block + i * kNumBWarps);
 #pragma unroll
         for (const Piece& piece : pieces) keys[0] = larger_key(keys[0], key_of<false>(piece));
       }
@@ -258,23 +258,27 @@ struct Caster {
 #pragma unroll
     for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + lane % kColumns));
     of_lane = divisor_of<false>(amax, 0.f, false);
-    ptx::bar_sync(1, kNumBWarps * 32);  // before another item's
+    ptx::bar_sync(1, kNumBWarps * 32);  // before another expert's
   }
 
-  // Casts a piece of a column to where WGMMA reads it: rows of 128 bytes whose chunks of 16 are swizzled.
-  DEVICE void cast(float* of_columns, uint8_t* b, uint32_t column, const Piece& piece) const {
-    CastPiece made;
-    if constexpr (kIsByRow) {
-      const Divisor divisor = {ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)};
-      float quotients[kElements];
+  // Casts kAtOnce pieces of columns to where WGMMA reads them: rows of 128 bytes whose chunks of 16 are swizzled.
+  DEVICE void cast(float* of_columns, uint8_t* b, const uint32_t* columns, const Piece* pieces) const {
+    CastPiece casts[kAtOnce];
+    if constexpr (!kIsByRow) cast_pieces(pieces, lane, casts);
 #pragma unroll
-      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(piece, e), divisor);
-      made = {pack_values(quotients), divisor.scale};
-    } else {
-      made = cast_piece(piece, lane);
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t column = columns[i];
+      if (column == 32) continue;
+      if constexpr (kIsByRow) {
+        const Divisor divisor = {ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)};
+        float quotients[kElements];
+#pragma unroll
+        for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(pieces[i], e), divisor);
+        casts[i] = {pack_values(quotients), divisor.scale};
+      }
+      if (lane == 0) ptx::st_shared_f32(of_columns + column, casts[i].scale);
+      ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), casts[i].values.words[0]);
     }
-    if (lane == 0) ptx::st_shared_f32(of_columns + column, made.scale);
-    ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), made.values.words[0]);
   }
 };
 static_assert(kLanes == 32, "a warp has 128 columns");
@@ -282,7 +286,7 @@ static_assert(kLanes == 32, "a warp has 128 columns");
 // A warp: every kNumBWarps-th k-block. Scales of weights come beside B, and before the kernel ahead has ended.
 DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   Caster caster;
-  uint32_t slot = 0;
+  uint32_t slot = 0, of_expert = ~0u;
   const auto cast = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     const uint32_t unit = caster.lane / 2, half = caster.lane % 2;
     uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
@@ -290,21 +294,20 @@ DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
     float of_unit = 0;
     if (!kIsByRow && is_own && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
     if constexpr (kIsSecond) ptx::griddepcontrol_wait();
-    if (kIsByRow && k_block == 0) caster.find_scales(p, shared, work, item);
+    if (kIsByRow && item.expert != of_expert) caster.find_scales(p, shared, work, item);
+    of_expert = item.expert;
     if (!is_own) return;
-    for (uint32_t left = item.columns(); left != 0;) {
-      uint32_t columns[Caster::kAtOnce];
-      Piece pieces[Caster::kAtOnce];
+    uint32_t left = item.columns(), columns[kColumns];
+    Piece pieces[kColumns];
 #pragma unroll
-      for (uint32_t i = 0; i < Caster::kAtOnce; ++i) {
-        columns[i] = next_of(left);
-        pieces[i] = caster.load(p, item, columns[i], k_block);
-      }
-      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
-#pragma unroll
-      for (uint32_t i = 0; i < Caster::kAtOnce; ++i)
-        if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns[i], pieces[i]);
+    for (uint32_t i = 0; i < kColumns; ++i) {
+      columns[i] = next_of(left);
+      pieces[i] = caster.load(p, item, columns[i], k_block);
     }
+    ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns; i += Caster::kAtOnce)
+      if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns + i, pieces + i);
     if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
     ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
     ptx::syncwarp();
