@@ -210,12 +210,8 @@ DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
   if (ptx::lane_index() == 0) for_slots(p, shared, work, load);
 }
 
-// Takes the next of some columns, 32 if none is left.
-DEVICE uint32_t next_of(uint32_t& columns) {
-  const uint32_t next = ptx::popc(~columns & (columns - 1));
-  columns &= columns - 1;
-  return next;
-}
+// The first of some columns, 32 if there is none.
+DEVICE uint32_t first_of(uint32_t columns) { return ptx::popc(~columns & (columns - 1)); }
 
 // Casts B to E4M3, a warp of several. It has 128 columns of a row at a time, which become a column of B for WGMMA.
 struct Caster {
@@ -239,8 +235,8 @@ struct Caster {
 
   // Finds the scales of the rows of an item's expert. The warps share out k.
   DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
-    for (uint32_t left = item.columns(); left != 0;) {
-      const uint32_t column = next_of(left);
+    for (uint32_t left = item.columns(); left != 0; left &= left - 1) {
+      const uint32_t column = first_of(left);
       uint32_t keys[1] = {};
       Piece pieces[kColumns];
 #pragma unroll 1
@@ -269,13 +265,8 @@ struct Caster {
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t column = columns[i];
       if (column == 32) continue;
-      if constexpr (kIsByRow) {
-        const Divisor divisor = {ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)};
-        float quotients[kElements];
-#pragma unroll
-        for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(pieces[i], e), divisor);
-        casts[i] = {pack_values(quotients), divisor.scale};
-      }
+      if constexpr (kIsByRow)
+        casts[i] = cast_by<false>({ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)}, pieces[i]);
       if (lane == 0) ptx::st_shared_f32(of_columns + column, casts[i].scale);
       ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), casts[i].values.words[0]);
     }
@@ -286,7 +277,7 @@ static_assert(kLanes == 32, "a warp has 128 columns");
 // A warp: every kNumBWarps-th k-block. Scales of weights come beside B, and before the kernel ahead has ended.
 DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   Caster caster;
-  uint32_t slot = 0, of_expert = ~0u;
+  uint32_t slot = 0;
   const auto cast = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     const uint32_t unit = caster.lane / 2, half = caster.lane % 2;
     uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
@@ -294,14 +285,13 @@ DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
     float of_unit = 0;
     if (!kIsByRow && is_own && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
     if constexpr (kIsSecond) ptx::griddepcontrol_wait();
-    if (kIsByRow && item.expert != of_expert) caster.find_scales(p, shared, work, item);
-    of_expert = item.expert;
+    if (kIsByRow && k_block == 0 && (item.unit == 0 || item.number == work.first)) caster.find_scales(p, shared, work, item);
     if (!is_own) return;
     uint32_t left = item.columns(), columns[kColumns];
     Piece pieces[kColumns];
 #pragma unroll
-    for (uint32_t i = 0; i < kColumns; ++i) {
-      columns[i] = next_of(left);
+    for (uint32_t i = 0; i < kColumns; ++i, left &= left - 1) {
+      columns[i] = first_of(left);
       pieces[i] = caster.load(p, item, columns[i], k_block);
     }
     ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
