@@ -153,11 +153,8 @@ def is_trained(shape: Shape) -> bool:
 
 def _weights(experts: int, hidden: int, intermediate: int, device: torch.device) -> Weights:
     """Make weights for this process's experts: in FP8, and others in FP4."""
-    here, weights = owned_experts(experts), {}
-    for kind, make in ((LAYER, weights_of), (LAYER_FP4, fp4_experts.weights_of)):
-        found = make(here.stop - here.start, hidden, intermediate, str(device))
-        weights[kind] = found.w1, found.w2
-    return weights
+    here, makers = owned_experts(experts), {LAYER: weights_of, LAYER_FP4: fp4_experts.weights_of}
+    return {kind: make(here.stop - here.start, hidden, intermediate, str(device))[:2] for kind, make in makers.items()}
 
 
 class Clock:
