@@ -1,7 +1,7 @@
-"""A model, converted to FP8, under torch.compile, in one graph for any batch:  python examples/compile_layer.py
+"""Compile a model, converted to FP8, with torch.compile: one graph for any batch:  python examples/compile_layer.py
 
-Prints the error beside BF16 for three sizes of batch and the number of graphs, in 15 seconds: most of it is
-torch.compile's. It needs a C++ compiler, as torch.compile does; on a Hopper GPU products run there.
+Prints the error relative to BF16 for three batch sizes, and the number of graphs. It takes 15 seconds, mostly for
+torch.compile, and needs a C++ compiler, as torch.compile does. On a Hopper GPU the products run there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HIDDEN, INTERMEDIATE = 256, 512
 
 
 class Mlp(nn.Module):
-    """Two layers, and between them what torch.compile fuses."""
+    """Two layers, and between them operations that torch.compile fuses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Decode with experts in fixed buffers, in a CUDA graph for all routes:  python examples/decode_masked.py
+"""Decode with experts in fixed buffers, with one CUDA graph for all routes:  python examples/decode_masked.py
 
-Prints the rows of each expert and the error beside BF16, for three batches, in 3 seconds on a CPU. That has no graphs
-and calls the step each time; a Hopper GPU compiles kernels first.
+Prints the rows of each expert and the error relative to BF16, for three batches, in 3 seconds on a CPU. A CPU has no
+graphs and calls the step each time; a Hopper GPU compiles kernels first.
 
-A dispatch writes each expert's rows to the front of that expert's buffer, and counts them on the GPU. The host reads no
-count, so one graph serves all batches.
+A dispatch writes each expert's rows to the front of that expert's buffer, and counts them on the GPU. The host does
+not read the counts, so one graph serves all batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCHES = ([3, 0, 17, 1], [0, 32, 2, 2], [8, 8, 8, 8])
 
 
 class Decode:
-    """Two products of experts and the activation between them, with all tensors in place."""
+    """Two products of experts and the activation between them, with all tensors allocated once."""
 
     def __init__(self, w1: Tensor, w2: Tensor) -> None:
         self.w1, self.w2 = deep_gemm.per_block_cast_to_fp8(w1), deep_gemm.per_block_cast_to_fp8(w2)
@@ -34,8 +34,8 @@ class Decode:
         self.counts = torch.zeros(EXPERTS, dtype=torch.int32, device=w1.device)
 
     def step(self) -> None:
-        """Compute the rows that `counts` says there are; the others stay as they were."""
-        expected = 8  # rows of an expert, about: a hint for choosing a tile
+        """Compute the first `counts` rows of each expert; the other rows stay unchanged."""
+        expected = 8  # about the rows of an expert: a hint for choosing a tile
         a = deep_gemm.per_token_cast_to_fp8(self.x, mn_major=True)
         deep_gemm.m_grouped_fp8_gemm_nt_masked(a, self.w1, self.gate_and_up, self.counts, expected)
         y = deep_gemm.silu_mul_cast_to_fp8(self.gate_and_up, masked_m=self.counts, mn_major=True)
@@ -43,7 +43,7 @@ class Decode:
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """Capture a step, after one that compiles its kernels."""
+    """Capture a step, after one run that compiles its kernels."""
     step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,11 +1,11 @@
-"""Load a checkpoint as DeepSeek publishes them, FP8 weights with `weight_scale_inv`, into layers of this package:
+"""Load a checkpoint in DeepSeek's form, FP8 weights with `weight_scale_inv`, into layers of this package:
 
     python examples/deepseek_checkpoint.py                    # makes a tiny checkpoint first; 3 seconds on a CPU
-    python examples/deepseek_checkpoint.py FOLDER             # one of yours; as long as its disk takes
+    python examples/deepseek_checkpoint.py FOLDER             # your own; takes as long as its disk
     python examples/deepseek_checkpoint.py FOLDER --only model.layers.3.mlp.shared_experts
 
-Prints each FP8 layer with the error of its result beside BF16 products of the weights that it stands for, and how many
-bytes FP8 takes of what BF16 would. It needs safetensors.
+Prints each FP8 layer with the error of its result relative to BF16 products of its dequantized weights, and the size
+of the FP8 weights as a fraction of BF16. It needs safetensors.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ except ModuleNotFoundError:
     raise SystemExit("this example needs safetensors: pip install safetensors") from None
 
 SCALES = ".weight_scale_inv"
-"""In spite of the name these factors multiply: weight = values * scales of 128x128 blocks."""
+"""In spite of the name, values are multiplied by these: weight = values * scales of 128x128 blocks."""
 
 
 def write_tiny(folder: Path) -> None:
-    """Write a checkpoint of one MLP, in two files, as large ones come."""
+    """Write a checkpoint of one MLP in two files, like large checkpoints."""
     shapes = {"gate_proj": (384, 256), "up_proj": (384, 256), "down_proj": (256, 384)}
     for number, names in enumerate((["gate_proj", "up_proj"], ["down_proj"])):
         tensors: dict[str, Tensor] = {}
@@ -46,7 +46,7 @@ def write_tiny(folder: Path) -> None:
 
 
 def fp8_weights(folder: Path, device: str, only: str) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-    """Read each weight that has scales; a weight and its scales may lie in two files."""
+    """Read each weight that has scales; a weight and its scales may be in two files."""
     files: list[Any] = [safe_open(path, "pt", device=device) for path in sorted(folder.glob("*.safetensors"))]
     place = {key: file for file in files for key in file.keys()}  # noqa: SIM118  it is no dict
     for key in sorted(place):

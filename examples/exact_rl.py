@@ -1,18 +1,18 @@
-"""Train a small mixture-of-experts policy by its own samples, with probability ratios that are exactly 1:
+"""Train a small mixture-of-experts policy on its own samples, with probability ratios that are exactly 1:
 
     python examples/exact_rl.py
     torchrun --nproc-per-node 2 examples/exact_rl.py
 
-Layers that serve sample token by token, with a cache of keys and values, in batches that shrink as sequences end.
-Layers that train compute whole sequences. Both give each sampled token the same probability, to the bit. After each
-step `refit_` casts the new weights into the layers that serve.
+Serving layers sample token by token, with a cache of keys and values, in batches that shrink as sequences end.
+Training layers compute whole sequences. Both give each sampled token the same probability, bit for bit. After each
+step `refit_` casts the new weights into the serving layers.
 
 Prints the reward of each step and the largest difference of a probability, with `set_batch_invariant` and without, in
-ten seconds on two cores. Each rank has sequences of its own, and a GPU if there are enough. Otherwise ranks share the
+ten seconds on two cores. Each rank has its own sequences, and a GPU if there are enough. Otherwise ranks share the
 CPU, where both differences are 0: its reference has no tiles, so the CPU shows nothing about the mode.
 
-Attention, norms and the router are this program's own. torch's sums may add in another order if there are more rows,
-which would show. Here sums add halves to each other, element by element, and each token looks at its whole cache.
+This program has its own attention, norms and router, because torch's sums may add in another order for more rows, which
+would show. Here a sum adds its two halves element by element, again and again, and each token reads its whole cache.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import deep_gemm
 VOCABULARY, LENGTH, SEQUENCES, STEPS, STEPS_WITHOUT = 32, 16, 24, 8, 2
 END, TOPK, EXPERTS, HEADS, BLOCKS = 0, 2, 4, 2, 2
 HIDDEN = {"cuda": 2048, "cpu": 64}
-"""On a GPU k is deep enough to be cut for few rows, unless the mode forbids it."""
+"""On a GPU k is so deep that products of few rows split it, unless the mode forbids it."""
 LEARNING_RATE = {"cuda": 3e-4, "cpu": 1e-2}
 
 
 def total(x: Tensor, dim: int = -1) -> Tensor:
-    """Add up a dimension, a power of two, by halves: additions of elements are the same in tensors of any size."""
+    """Add up a dimension, a power of two, by halves: the order of additions is the same in tensors of any size."""
     while x.shape[dim] > 1:
         left, right = x.chunk(2, dim)
         x = left + right
@@ -58,7 +58,7 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then two of the experts for each token."""
+    """Attention, then two experts for each token."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Block(nn.Module):
         self.experts = deep_gemm.nn.Experts(EXPERTS, hidden, hidden)
 
     def forward(self, x: Tensor, cache: Tensor, sequence: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute tokens `[n, hidden]` at these places of sequences; give the cache with their keys and values too."""
+        """Compute tokens `[n, hidden]` at these positions of sequences; return also the cache with these tokens."""
         q, *keys_and_values = self.qkv(self.norm1(x)).float().view(len(x), 3, HEADS, -1).unbind(1)
         cache = cache.index_put((sequence, place), torch.stack(keys_and_values, 1))
         keys, values = cache[sequence].unbind(2)  # [n, LENGTH, HEADS, hidden / HEADS]
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class Policy(nn.Module):
-    """A small language model, whose head is BF16."""
+    """A small language model with a BF16 head."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Policy(nn.Module):
     def forward(
         self, tokens: Tensor, caches: list[Tensor], sequence: Tensor, place: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Compute the hidden states of tokens, and the caches with them."""
+        """Compute the hidden states of tokens; return also the caches with these tokens."""
         x = (self.embedding(tokens) + self.position(place)).bfloat16()
         kept = []
         for block, cache in zip(self.blocks, caches, strict=True):
@@ -117,7 +117,7 @@ class Policy(nn.Module):
 
 @torch.no_grad()
 def sampled(policy: Policy, first: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sample a sequence behind each first token; give tokens `[sequences, LENGTH + 1]`, then END, and logprobs."""
+    """Sample a sequence after each first token; return `[sequences, LENGTH + 1]`, padded by END, and logprobs."""
     sequences, device = len(first), first.device
     tokens = torch.full((sequences, LENGTH + 1), END, dtype=torch.int64, device=device)
     logprobs = torch.zeros(sequences, LENGTH, dtype=torch.float32, device=device)
@@ -138,7 +138,7 @@ def sampled(policy: Policy, first: Tensor, noise: torch.Generator) -> tuple[Tens
 
 
 def whole(policy: Policy, tokens: Tensor) -> Tensor:
-    """Compute the logprobs of the same tokens at once, with gradients; 0 behind the end."""
+    """Compute the logprobs of the same tokens at once, with gradients; 0 after the end."""
     sequences = len(tokens)
     is_read = torch.cat([torch.ones_like(tokens[:, :1], dtype=torch.bool), tokens[:, 1:-1] != END], 1)
     sequence, place = is_read.nonzero(as_tuple=True)
@@ -148,12 +148,12 @@ def whole(policy: Policy, tokens: Tensor) -> Tensor:
 
 
 def reward_of(tokens: Tensor) -> Tensor:
-    """Count the tokens that follow the number before them."""
+    """Count the tokens that are one more than the token before them."""
     return ((tokens[:, 1:] == tokens[:, :-1] + 1) & (tokens[:, 1:] != END)).sum(1).float()
 
 
 def train(device: torch.device, steps: int, rank: int, ranks: int) -> list[float]:
-    """Sample and train in turn, and give the largest difference of a probability in each step."""
+    """Alternate sampling and training; return the largest difference of a probability in each step."""
     torch.manual_seed(0)
     policy = Policy(HIDDEN[device.type]).to(device)
     serving = copy.deepcopy(policy)
@@ -207,7 +207,7 @@ def main() -> int:
         print(f"probs_diff: {max(differences)} with the mode, {without:.2e} without{says}", flush=True)
     if ranks > 1:
         dist.destroy_process_group()
-    return int(any(each != 0 for each in differences))  # a NaN is no success either
+    return int(any(each != 0 for each in differences))  # a NaN counts as a failure
 
 
 if __name__ == "__main__":

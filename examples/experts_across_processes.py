@@ -1,9 +1,9 @@
-"""A mixture whose experts are spread over processes, beside one process with all of them:
+"""Spread a mixture's experts over processes, and compare it with one process that has all of them:
 
 torchrun --nproc-per-node 2 examples/experts_across_processes.py
 
-Prints how far each process's rows are from one process's rows, in 10 seconds on two cores. Any number of processes
-will do. Each takes a GPU if there are enough, and NCCL carries the rows; otherwise Gloo carries tensors of the CPU.
+Prints the error of each process's rows relative to one process's rows, in 10 seconds on two cores, for any number of
+processes. Each takes a GPU if there are enough, and NCCL sends the rows; otherwise Gloo sends CPU tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def join_group() -> torch.device:
 
 
 def of_rank(rank: int, num_experts: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens of a rank, with their routes: other ranks have other numbers of them."""
+    """Make the tokens of a rank, with their routes; the number of tokens differs between ranks."""
     generator = torch.Generator().manual_seed(1 + rank)
     tokens = 40 + 16 * rank
     x = torch.randn(tokens, HIDDEN, generator=generator, dtype=torch.float32).bfloat16()
@@ -47,9 +47,9 @@ def of_rank(rank: int, num_experts: int, device: torch.device) -> tuple[Tensor, 
 
 
 def difference(got: Tensor, x: Tensor, ids: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) -> float:
-    """How far results are from one process's, in what roundings to BF16 allow: one of each rank's sum, one at the end.
+    """Return the error relative to one process's results, in units of the allowed BF16 roundings of rows.
 
-    A rank's sum is at most the sum of its terms' magnitudes, which is what bounds its rounding here.
+    Each rank's sum is rounded, by at most the rounding of its terms' magnitudes, and the final sum is rounded once.
     """
     w = deep_gemm.per_block_cast_to_fp8(w1), deep_gemm.per_block_cast_to_fp8(w2)
     right = deep_gemm.experts(x, ids, weights, *w)
@@ -69,7 +69,7 @@ def main() -> int:
     device = join_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     num_experts = world_size * EXPERTS_HERE
-    generator = torch.Generator().manual_seed(0)  # every process draws all weights here, and keeps its own
+    generator = torch.Generator().manual_seed(0)  # every process draws all weights, and keeps its own part
     w1 = (
         torch.randn(num_experts, 2 * INTERMEDIATE, HIDDEN, generator=generator, dtype=torch.float32).to(device)
         / HIDDEN**0.5
@@ -87,7 +87,7 @@ def main() -> int:
     )
     tokens = of_rank(rank, num_experts, device)
     prefill, decode = layer(*tokens), layer.decode(*tokens)
-    assert decode is not None  # it is None only if the caller gives an `out`
+    assert decode is not None  # it is None only if `out` is passed
     worst = difference(prefill, *tokens, w1, w2)
     differs = torch.tensor([not (worst <= 1 and torch.equal(prefill, decode))], dtype=torch.int32, device=device)
     print(f"rank {rank} of {world_size}: {len(prefill)} tokens, {worst:.2f} of the difference allowed", flush=True)

@@ -1,7 +1,7 @@
-"""A CUDA kernel of your own, compiled and launched as the package's are:  python examples/own_kernel.py
+"""Compile and launch your own CUDA kernel, like the package's kernels:  python examples/own_kernel.py
 
-Prints whether it agrees with torch, in 3 seconds. On a Hopper GPU it runs there, elsewhere in the simulator, which
-needs g++ and a checkout. docs/learn/own.md goes through it.
+Prints whether it agrees with torch, in 3 seconds. It runs on a Hopper GPU if there is one, otherwise in the simulator,
+which needs g++ and a checkout. docs/learn/own.md explains it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from deep_gemm.core.kernel import Config, Kernel
 from deep_gemm.core.params import Params
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the simulator is
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of the simulator
 
 SOURCE = """
 #include "config.cuh"
@@ -46,13 +46,13 @@ KERNEL(kNumThreads, 1) row_amax(GRID_CONSTANT Params p) {  // a warp for each ro
 
 @dataclass(frozen=True)
 class AmaxConfig(Config):
-    """Constants that the source is compiled for."""
+    """The constants for compiling the source."""
 
     num_threads: int = 128
     name: str = "row_amax"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give what becomes config.cuh."""
+        """Return the constants of config.cuh."""
         return {"kNumThreads": self.num_threads}
 
 
@@ -62,7 +62,7 @@ KERNEL: Kernel[AmaxConfig] = Kernel("row_amax", PARAMS, lambda: [CONFIG], more=l
 
 
 def row_amax(x: Tensor) -> Tensor:
-    """Give the largest magnitude of each row of `x`, FP32 and contiguous."""
+    """Return the largest magnitude of each row of `x`, FP32 and contiguous."""
     rows, columns = x.shape
     amax = torch.full((rows,), float("nan"), device=x.device, dtype=torch.float32)
     grid = -(-rows // (CONFIG.num_threads // 32))

@@ -1,11 +1,11 @@
-"""Convert a model to FP8 and train it sharded by FSDP2, beside the same model in BF16:
+"""Convert a model to FP8 and train it sharded by FSDP2, and the same model in BF16 for comparison:
 
     torchrun --nproc-per-node 2 examples/train_fsdp2.py
 
 Master weights and sums of gradients are FP32. A block's weights are gathered in BF16, and cast to FP8 for products.
 
-Prints the converted layers, the mean loss of each ten steps of both, and the loss of a BF16 model that loads the
-trained weights by their names, in 15 seconds on two cores. Each rank takes a GPU if there are enough; otherwise they
+Prints the converted layers, the mean loss of every ten steps of both models, and the loss of a BF16 model that loads
+the trained weights by name, in 15 seconds on two cores. Each rank takes a GPU if there are enough; otherwise all ranks
 share the CPU.
 """
 
@@ -31,7 +31,7 @@ BATCH, STEPS = 128, 60
 
 
 class Block(nn.Module):
-    """A gated MLP beside a residual, as models have it."""
+    """A gated MLP with a residual connection, as in language models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The token that follows two others."""
+    """A model that predicts a token from two others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,18 +60,18 @@ class Model(nn.Module):
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Compute the loss of what follows: the larger of the two tokens."""
+    """Compute the loss for the right next token: the larger of the two tokens."""
     return F.cross_entropy(model(tokens).float(), tokens.amax(1))
 
 
 def train(model: Model, device: torch.device, rank: int) -> list[float]:
-    """Shard a model, train it, and give the losses, each the mean of all ranks."""
+    """Shard a model, train it, and return the losses, each the mean of all ranks."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
     for block in (*model.blocks, model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    data, losses = torch.Generator().manual_seed(1 + rank), []  # other tokens on each rank
+    data, losses = torch.Generator().manual_seed(1 + rank), []  # each rank draws other tokens
     for _ in range(STEPS):
         loss = loss_of(model, torch.randint(VOCABULARY, (BATCH, 2), generator=data).to(device))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ def train(model: Model, device: torch.device, rank: int) -> list[float]:
 
 
 def main() -> None:
-    """Convert a copy, train both, and give the weights back to a model in BF16."""
+    """Convert a copy, train both models, and load the trained weights into a BF16 model."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"expected to be started by torchrun: torchrun --nproc-per-node 2 {sys.argv[0]}")
     has_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])

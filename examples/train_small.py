@@ -4,10 +4,10 @@
     python examples/train_small.py --plot curves.png
     python examples/train_small.py --size large --device cuda
 
-Prints how long a step takes, the mean loss of every 30 in both, the best possible one, and how far the last ones are
-apart. Both start from the same weights and see the same data: a chain in which the next token depends on the two before
-it, so that attention has to find them and the experts have to know what follows each pair. The best possible loss is
-known.
+Prints the time of a step, the mean loss of every 30 steps in FP8 and in BF16, the best possible loss, and the final
+difference. Both models start from the same weights and see the same data: a chain in which the next token depends on
+the two before it. So attention must find these two, and the experts must learn the tokens that follow each pair. The
+best possible loss is known.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ SIZES = {
 STEPS = 300
 WARM_UPS = 10
 LAST = 30
-"""Steps at the end whose mean loss counts."""
+"""The mean loss of this many last steps is compared."""
 TOLERANCE = 0.01
-"""How far the final losses may lie apart, as a part of what BF16 has learned: from a guess to its final loss."""
+"""Allowed difference of the final losses, relative to BF16's progress: from a guess's loss to its final loss."""
 
 
 class Bf16Experts(nn.Module):
-    """The layer that `deep_gemm.nn.Experts` computes, in BF16 by torch, with the same parameters."""
+    """The layer of `deep_gemm.nn.Experts` in BF16 by torch, with the same parameters."""
 
     def __init__(self, num_experts: int, hidden: int, intermediate: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Bf16Experts(nn.Module):
         self.w1, self.w2 = like.w1, like.w2
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """Sort routes by expert, compute the rows of all, and add up each token's rows."""
+        """Sort routes by expert, compute the rows of all experts, and add up each token's rows."""
         x, w1, w2 = (each.to(torch.bfloat16) for each in (x, self.w1, self.w2))
         expert, route = topk_ids.flatten().sort(stable=True)
         ends = torch.searchsorted(expert, torch.arange(len(w1), device=x.device), right=True).int()
@@ -75,7 +75,7 @@ class Bf16Experts(nn.Module):
 
 
 def grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Multiply each expert's rows, which end where `ends` says, by its weight: one product on a GPU, else a loop."""
+    """Multiply each expert's rows, up to its end in `ends`, by its weight: one product on a GPU, else a loop."""
     if rows.is_cuda and hasattr(F, "grouped_mm"):
         return F.grouped_mm(rows, weights.mT, offs=ends)
     parts = torch.split(rows, ends.diff(prepend=ends.new_zeros(1)).tolist())
@@ -83,7 +83,7 @@ def grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention, then two of the experts for each token."""
+    """Attention, then two experts for each token."""
 
     def __init__(self, size: Size, linear: Callable[..., nn.Module], experts: Callable[..., nn.Module]) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Block(nn.Module):
         self.experts = experts(size.experts, size.hidden, size.intermediate)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute `[batch, length, hidden]`."""
+        """Compute the block for x `[batch, length, hidden]`."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
         )
@@ -128,7 +128,7 @@ class Transformer(nn.Module):
 
 
 def chain(size: Size, seed: int) -> Tensor:
-    """Probabilities `[before last, last, next]`: four tokens may follow each pair."""
+    """Draw probabilities `[before last, last, next]`: each pair has four possible next tokens."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(size.vocabulary, size.vocabulary, size.vocabulary, generator=generator, dtype=torch.float32)
     least = logits.topk(4, dim=-1).values[..., -1:]
@@ -137,7 +137,7 @@ def chain(size: Size, seed: int) -> Tensor:
 
 @cache
 def batches(size: Size, steps: int, seed: int) -> list[Tensor]:
-    """Draw `[batch, length + 1]` tokens for each step, once for all who train on them."""
+    """Draw `[batch, length + 1]` tokens for each step, the same for all models."""
     generator = torch.Generator().manual_seed(seed + 1)
     follows, drawn = chain(size, seed), []
     for _ in range(steps):
@@ -159,9 +159,9 @@ def train(
     change: Callable[[Transformer], object] = lambda model: None,
     hear_ms: Callable[[float], object] = lambda ms: None,
 ) -> list[float]:
-    """Train and give the loss of each step. `change` may alter the model before the first.
+    """Train, and return the loss of each step. `change` may alter the model before the first step.
 
-    `hear_ms` is told the mean time of a step, without the first steps, which compile kernels.
+    `hear_ms` receives the mean time of a step, without the first steps, which compile kernels.
     """
     torch.manual_seed(seed)
     model = Transformer(size, linear, experts).to(device)
@@ -177,7 +177,7 @@ def train(
         ids = tokens.to(device)
         with torch.autocast(torch.device(device).type, torch.bfloat16):
             logits = model(ids[:, :-1])
-        # The second token is the first that two others precede.
+        # The second token is the first one with two tokens before it.
         loss = F.cross_entropy(logits[:, 1:].flatten(0, 1).float(), ids[:, 2:].flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -190,7 +190,7 @@ def train(
 
 
 def seconds(device: str) -> float:
-    """Read the clock when all that was asked of a device is done."""
+    """Read the clock once a device has finished all its work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -208,7 +208,7 @@ def train_bf16(size: Size, **how: object) -> list[float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two curves of losses, and the judgement on them."""
+    """Two curves of losses, and their comparison."""
 
     size: Size
     bf16: list[float]
@@ -218,17 +218,17 @@ class Comparison:
 
     @property
     def finals(self) -> tuple[float, float]:
-        """Mean losses of the last steps, in BF16 and in FP8."""
+        """Return the mean losses of the last steps, in BF16 and in FP8."""
         return sum(self.bf16[-LAST:]) / LAST, sum(self.fp8[-LAST:]) / LAST
 
     @property
     def apart(self) -> float:
-        """Say how far the final losses lie apart, as a part of the fall from a guess's loss to BF16's."""
+        """Return the difference of the final losses, relative to the fall from a guess's loss to BF16's final loss."""
         bf16, fp8 = self.finals
         return abs(fp8 - bf16) / (math.log(self.size.vocabulary) - bf16)
 
     def why_not(self) -> str | None:
-        """Say why the curves are wrong; None if they are right."""
+        """Return the reason if the curves are wrong, else None."""
         guess, (bf16, fp8) = math.log(self.size.vocabulary), self.finals
         if not bf16 - self.best < (guess - self.best) / 4:
             return f"BF16 learned too little to compare with: {bf16:.3f}, a guess has {guess:.3f}, best {self.best:.3f}"
@@ -238,17 +238,17 @@ class Comparison:
 
 
 def best_loss(size: Size, seed: int = 0) -> float:
-    """Entropy of the next token, given two, where all pairs are as frequent."""
+    """Return the entropy of the next token, given two, if all pairs are equally frequent."""
     follows = chain(size, seed)
     return -follows.mul(follows.clamp_min(1e-30).log()).sum(-1).mean().item()
 
 
 def draw(found: Comparison, path: Path) -> None:
-    """Draw both curves. Only this needs matplotlib."""
+    """Draw both curves. Only this function needs matplotlib."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["svg.hashsalt"] = "deep_gemm"  # the same file each time
+    mpl.rcParams["svg.hashsalt"] = "deep_gemm"  # makes equal files each time
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for name, losses, colour, width in (("BF16", found.bf16, "#9aa5b1", 4.5), ("FP8", found.fp8, "#c0392b", 1.4)):
@@ -262,7 +262,7 @@ def draw(found: Comparison, path: Path) -> None:
 
 
 def main() -> None:
-    """Train twice, print both curves, and fail where they do not agree."""
+    """Train twice, print both curves, and fail if they do not agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--device", default="cpu")
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="file to write the losses into, as JSON")
     args = parser.parse_args()
     if args.device == "cpu":
-        torch.set_num_threads(1)  # products are so small that threads only wait for each other
+        torch.set_num_threads(1)  # products are so small that more threads would only wait for each other
     size, curves = SIZES[args.size], []
     ms: list[float] = []
     for name, run in (("BF16", train_bf16), ("FP8", train_fp8)):

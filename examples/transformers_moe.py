@@ -1,13 +1,13 @@
-"""A mixture of experts of transformers on deep_gemm: prefill and decoding, beside the same model in BF16.
+"""Run a mixture of experts of transformers on deep_gemm: prefill and decoding, and the same model in BF16.
 
     python examples/transformers_moe.py                        # on a Hopper GPU: layers of realistic sizes
     python examples/transformers_moe.py --family deepseek_v3
     python examples/transformers_moe.py --tiny                 # anywhere, half a minute; times mean nothing
 
-Prints times of BF16, of this package and of transformers' own kernels, and how far the logits are apart.
+Prints the times of BF16, of this package and of transformers' own kernels, and the difference of the logits.
 
-The model has few layers and random weights, made here, so nothing is downloaded. Its FP8 weights have one scale for
-each 128x128 block, and the BF16 model has the values that these stand for.
+The model has few layers and random weights, which the program makes, so nothing is downloaded. FP8 weights have one
+scale for each 128x128 block, and the BF16 model has the dequantized values of the same weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a checkout too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that a checkout works too
 
 import torch
 from torch import Tensor
@@ -44,11 +44,11 @@ except ModuleNotFoundError:
     raise SystemExit("this example needs transformers: pip install transformers") from None
 
 WEIGHTS = {FP8Linear: ("weight",), FP8Experts: ("gate_up_proj", "down_proj")}
-"""Names of FP8 weights; a weight's scales are under its name with _scale_inv behind."""
+"""Names of FP8 weights; the name of a weight's scales ends in _scale_inv."""
 
 
 def config_of(family: str, layers: int = 2, tiny: bool = False) -> PreTrainedConfig:
-    """Layers of the sizes of Qwen3-30B-A3B or DeepSeek-V3, with 32 experts; or tiny ones, with 8."""
+    """Configure layers in the sizes of Qwen3-30B-A3B or DeepSeek-V3, with 32 experts; or tiny layers, with 8."""
     shared: dict[str, Any] = {
         "num_hidden_layers": layers,
         "num_experts_per_tok": 2 if tiny else 8,
@@ -80,7 +80,7 @@ def models_of(config: PreTrainedConfig, device: str) -> tuple[Any, Any]:
 
 
 def with_fp8_weights(plain: Any) -> Any:
-    """Copy a model with its weights in FP8, and round the weights of the model itself to the same values."""
+    """Copy a model with its weights in FP8, and round the original model's weights to the same values."""
     model = copy.deepcopy(plain)
     replace_with_fp8_linear(model, modules_to_not_convert=["lm_head"], quantization_config=FineGrainedFP8Config())
     for name, layer in model.named_modules():
@@ -95,14 +95,14 @@ def with_fp8_weights(plain: Any) -> Any:
 
 @torch.no_grad()
 def prefill(model: Any, ids: Tensor, logits_to_keep: int = 0) -> Tensor:
-    """Logits of the last tokens, or of all."""
+    """Compute the logits of the last tokens, or of all."""
     logits: Tensor = model(ids, use_cache=True, logits_to_keep=logits_to_keep).logits
     return logits
 
 
 @torch.no_grad()
 def decoder(model: Any, ids: Tensor) -> Callable[[], object]:
-    """Give a function that decodes one more token of each sequence."""
+    """Return a function that decodes one more token for each sequence."""
     out = model(ids, use_cache=True, logits_to_keep=1)
     state = {"cache": out.past_key_values, "next": out.logits[:, -1:].argmax(-1)}
 
@@ -115,7 +115,7 @@ def decoder(model: Any, ids: Tensor) -> Callable[[], object]:
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Median time of a call, as its caller sees it, and the time of its kernels on the GPU (NaN without one)."""
+    """Return a call's median time for its caller, and the time of its kernels on the GPU (NaN without a GPU)."""
     on_gpu = torch.cuda.is_available()
     wait: Any = torch.cuda.synchronize if on_gpu else (lambda: None)
     for _ in range(3):
@@ -138,7 +138,7 @@ def milliseconds(call: Callable[[], object], repeats: int) -> tuple[float, float
 
 
 def times_of(model: Any, prompts: list[Tensor], repeats: int) -> Iterator[tuple[float, float]]:
-    """Give the times to prefill the first prompt, and to decode after each of the others."""
+    """Yield the times to prefill the first prompt, and to decode after each other prompt."""
     first, *others = prompts
     yield milliseconds(lambda: prefill(model, first, logits_to_keep=1), repeats)
     for ids in others:
@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
         logits = prefill(model, prompts[0])
     try:
         row("FP8, transformers' own kernels", model)
-    except Exception as e:  # whatever a machine lacks for them
+    except Exception as e:  # transformers' kernels may lack something on this machine
         print(f" do not run here: {type(e).__name__}: {str(e).splitlines()[0][:120]}")
     expected = prefill(plain, prompts[0])
     same = (logits.argmax(-1) == expected.argmax(-1)).float().mean().item()

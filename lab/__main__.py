@@ -118,7 +118,7 @@ def learn(what: Annotated[str, typer.Argument(help="run, broken or time; time ne
 def _stated(
     block_m: int, block_n: int, form: Output, cluster_m: int, cluster_n: int, cluster_k: int, k: int = 0
 ) -> GemmConfig:
-    """Configure fp8_gemm as the command line states it."""
+    """Return the configuration of fp8_gemm that the command line states."""
     from deep_gemm.gemm.config.of_tile import tile_config
 
     config = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k)
@@ -129,7 +129,7 @@ def _stated(
 
 
 def _output_of(*, fp32: bool, with_c: bool, adds_to_d: bool, by_row: bool) -> Output:
-    """Give the output of fp8_gemm that the command line states."""
+    """Return the output of fp8_gemm that the command line states."""
     from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
     from deep_gemm.gemm.kinds.output import Output
 
@@ -192,7 +192,7 @@ def inspect(
 
 @app.command(epilog=examples("configs"))
 def configs() -> None:
-    """List every configuration that can be chosen: of products, dense and grouped, and of all other kernels."""
+    """List every configuration that a call can use: of products, dense and grouped, and of all other kernels."""
     from deep_gemm.cli import make_console
 
     from . import configs as kinds
@@ -249,9 +249,9 @@ def bench(
     part: Annotated[str | None, typer.Option(help="products: only the 'fitted' or the 'judged' cases")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
-    """Measure products, casts and layers beside rivals, host time, or compile times. Write a file and print tables.
+    """Measure products, casts and layers beside rivals, or host time, or compile times. Write a file and print tables.
 
-    `bench kernel` times launches of any kernel on the problem of a trial, and writes no file.
+    `bench kernel` times launches of any kernel on a trial's problem, and writes no file.
     """
     from .bench.command import UsageError, need_gpu, run
 
@@ -264,7 +264,7 @@ def bench(
         raise typer.Exit(0 if right else WRONG)
     with refused(UsageError):
         if given := kernel or config or settings:
-            raise UsageError(f"kind: expected kernel, as {given} is for it, got {kind}")
+            raise UsageError(f"kind: expected kernel, because {given} belongs to it, got {kind}")
         right = run(
             kind,
             quick=quick,
@@ -296,9 +296,9 @@ def soak(
     out: Annotated[Path | None, typer.Option(help="write a record of the run into this file")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
-    """Run random problems of everything, bad calls among them, and check values, canaries and errors each time.
+    """Run random problems of every kind, bad calls included, and check values, canaries and errors each time.
 
-    `--only kernels` runs every kernel by itself, in any configuration; `--only kernel:lay_scales` one of them.
+    `--only kernels` runs each kernel alone, in any configuration; `--only kernel:lay_scales` runs one kernel.
     """
     from .soak.command import run
 
@@ -313,7 +313,7 @@ def tune(
     fit: Annotated[bool, typer.Option("--fit", help="make the constants of the cost model from FILES")] = False,
     out: Annotated[Path | None, typer.Option(help="the constants' file, else the package's own")] = None,
 ) -> None:
-    """Fit the cost model to measured times, and print how well choices by it do."""
+    """Fit the cost model to measured times, and print how good its choices are."""
     from deep_gemm.gemm.choose import timings
 
     from .bench.command import UsageError
@@ -360,7 +360,7 @@ def releases(
 
 
 class Shipped(str, Enum):
-    """Values of WHAT of `ship`."""
+    """Allowed values of WHAT for `ship`."""
 
     KERNELS = "kernels"
     HUB = "hub"
@@ -401,9 +401,9 @@ def engines(
     table: Annotated[bool, typer.Option("--table", help="print the table of calls in docs/engines.md instead")] = False,
     ran: Annotated[bool, typer.Option("--ran", help="print that page's table of runs on GPUs instead")] = False,
 ) -> None:
-    """List the names and keywords of deep_gemm that engines use and no call form has.
+    """List the names and keywords of deep_gemm that engines use and that this package lacks.
 
-    For engines with a plugin, list also the functions that differ from those the plugin knows.
+    For engines with a plugin, also list functions that have changed since the plugin was written.
     """
     from .engines.forms import lacking
     from .engines.forms import table as table_of_calls

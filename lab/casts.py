@@ -1,4 +1,4 @@
-"""Matrices with all that numbers can be, and comparisons to the bit, for trials and tests of casts."""
+"""Matrices with every kind of floating-point number, and bitwise comparisons, for trials and tests of casts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from deep_gemm.casts.rules import FP8_MAX, Quantized, Target
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 
 MOST_OTHERS = 2e-3
-"""At most this share of activated values are not the reference's, but beside them."""
+"""At most this fraction of activated values may be neighbours of the reference's values."""
 
 
 def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
-    """Cast with one scale for each `rows` x `columns` block by torch's operations, on a GPU too: a yardstick."""
+    """Cast with one scale for each `rows` x `columns` block by torch operations, also on a GPU: a yardstick."""
     return cast_blocks(x, Target(rows, columns))
 
 
 def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) -> Tensor:
-    """Magnitudes from the smallest to the largest, and everything that is no ordinary number.
+    """Draw magnitudes from the smallest to the largest, and all special numbers.
 
-    `block_rows` rows of 128 columns have magnitudes of one size.
+    Each block of `block_rows` rows and 128 columns has magnitudes of similar size.
     """
     generator = torch.Generator().manual_seed(seed)
     exponents = torch.randint(-150, 128, (ceil_div(m, block_rows), ceil_div(k, 128)), generator=generator)
@@ -41,25 +41,25 @@ def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) 
 
 
 def wider(x: Tensor, gap: int, filling: float = 0.0) -> Tensor:
-    """Lay the same rows further apart: `gap` other elements follow each."""
+    """Copy rows to a wider matrix: `gap` other elements follow each row."""
     room = torch.full((*x.shape[:-1], x.shape[-1] + gap), filling, dtype=x.dtype)
     room[..., : x.shape[-1]] = x
     return room[..., : x.shape[-1]]
 
 
 def spread(values: Tensor, scales: Tensor, rows: int, columns: int = SCALE_BLOCK) -> Tensor:
-    """Give the FP64 numbers of values `[..., m, k]` with a scale for each `rows` rows and `columns` columns."""
+    """Multiply values `[..., m, k]` by a scale for each `rows` rows and `columns` columns, in FP64."""
     m, k = values.shape[-2:]
     scales = scales.double().repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(columns, -1)[..., :k]
     return values.double() * scales
 
 
 def hard_quotients(largest: float = FP8_MAX, block: int = SCALE_BLOCK, downs: Sequence[int] = (0, 10)) -> Tensor:
-    """Rows of FP32 whose quotients by their scales are as near as can be to where FP8, or FP4, rounds the other way.
+    """Make FP32 rows whose quotients by their scales are as close as possible to a rounding boundary of FP8 or FP4.
 
-    An element X and a significand S of a scale are integers of 24 bits. X / S is near T / 16 + half a unit in its last
-    place, for the few bits T of a number between two of FP8, only where S is near a multiple of 2^20. Quotients lie in
-    [1, 2) over 2^down.
+    An element X and a scale's significand S are integers of 24 bits. T is the few bits of a number between two FP8
+    numbers. X / S is close to T / 16 + half a unit in its last place only if S is close to a multiple of 2^20.
+    Quotients are in [1, 2) over 2^down.
     """
     rows = []
     for eighths in range(8, 17):
@@ -84,7 +84,7 @@ def hard_quotients(largest: float = FP8_MAX, block: int = SCALE_BLOCK, downs: Se
 
 
 def assert_same_bits(found: Quantized, right: Quantized) -> None:
-    """Assert that values and scales are the reference's, NaNs too."""
+    """Assert that values and scales are the reference's, including NaNs."""
     (values, scales), (right_values, right_scales) = found, right
     assert values.shape == right_values.shape
     assert scales.shape == right_scales.shape
@@ -95,7 +95,7 @@ def assert_same_bits(found: Quantized, right: Quantized) -> None:
 def assert_near(found: Quantized, right: Quantized, of_scales: float = 2.0**-16) -> float:
     """Assert that scales are within `of_scales` of the reference's, and values within one step of FP8.
 
-    Give the share of other values; a single one does not count.
+    Return the fraction of different values; a single one does not count.
     """
     scales, right_scales = (scales.reshape(-1, scales.shape[-1]) for scales in (found[1], right[1]))
     assert torch.equal(scales.isnan(), right_scales.isnan()), "other scales are written"
@@ -103,7 +103,7 @@ def assert_near(found: Quantized, right: Quantized, of_scales: float = 2.0**-16)
     values, right_values = (values.view(torch.uint8).int() for values in (found[0], right[0]))
     is_nan = right_values & 0x7F == 0x7F
     assert torch.equal(values[is_nan], right_values[is_nan]), "other NaN"
-    # Bytes of one sign are ordered as their numbers are; where signs differ, both are zeros.
+    # Bytes of one sign have the order of their numbers; if signs differ, both numbers are zeros.
     steps = (values - right_values)[~is_nan].abs()
     assert bool((steps <= 1).all()), f"values {int(steps.max())} steps of FP8 away"
     others = int((steps > 0).sum())
@@ -111,7 +111,7 @@ def assert_near(found: Quantized, right: Quantized, of_scales: float = 2.0**-16)
 
 
 def assert_near_bf16(found: Tensor, right: Tensor, within: float = 0.0) -> None:
-    """Assert that BF16 numbers are within a part of the reference's, or its bits if it is 0. A NaN may be any NaN."""
+    """Assert that BF16 numbers are within a relative error `within`; 0 means equal bits. A NaN may be any NaN."""
     assert torch.equal(found.isnan(), right.isnan()), "other NaN"
     found, right = (x.nan_to_num(0.0, torch.inf, -torch.inf) for x in (found, right))
     if within:

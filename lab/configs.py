@@ -1,4 +1,4 @@
-"""Configurations of products that can be chosen, by kind: for trials, tools and tests."""
+"""Configurations of products that a call can use, by kind: for trials, tools and tests."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ _every = cache(reachable)
 
 
 def reachable_dense() -> list[GemmConfig]:
-    """Dense products by `fp8_gemm`."""
+    """List the configurations of dense products by `fp8_gemm`."""
     plain = (config for config in tall() if config.work is DENSE)
     return [config for config in plain if not config.epilogue.skips_mid]
 
 
 def reachable_decode(operands: Operands = USUAL_OPERANDS) -> list[DecodeConfig]:
-    """Dense products of such operands by the kernel of few rows."""
+    """List the configurations of dense products with these operands by the kernel for few rows."""
     plain = (config for config in few() if config.work is DENSE and not config.epilogue.skips_mid)
     return [config for config in plain if (config.b, config.sfa, config.sfb) == operands]
 
 
 def reachable_grouped() -> list[GemmConfig]:
-    """Groups of rows by `fp8_gemm`, to D or to addresses."""
+    """List the configurations of groups of rows by `fp8_gemm`, with output to D or to addresses."""
     return [config for config in tall() if config.work.groups_rows and not config.epilogue.activates]
 
 
 def reachable_grouped_decode() -> list[DecodeConfig]:
-    """The same by the kernel of few rows."""
+    """List the configurations of groups of rows by the kernel for few rows."""
     return [config for config in few() if config.work.groups_rows]
 
 
 def reachable_silu() -> list[GemmConfig]:
-    """Groups of rows that are activated."""
+    """List the configurations of groups of rows with an activation."""
     return [config for config in tall() if config.epilogue.activates]
 
 
 def reachable_k_grouped() -> list[GemmConfig]:
-    """Groups along k."""
+    """List the configurations of groups along k."""
     return [config for config in tall() if config.work.is_along_k]
 
 
 def reachable_heads() -> list[Config]:
-    """Products of heads, by either kernel."""
+    """List the configurations of products of heads, by either kernel."""
     return [config for config in _every() if config.work is HEADS]
 
 
 def reachable_skipping() -> list[Config]:
-    """Products into parts of heads, by either kernel."""
+    """List the configurations of products that write parts of heads, by either kernel."""
     return [config for config in _every() if config.epilogue.skips_mid]
 
 
 def tall() -> list[GemmConfig]:
-    """All of `fp8_gemm`."""
+    """List all configurations of `fp8_gemm`."""
     return [config for config in _every() if isinstance(config, GemmConfig)]
 
 
 def few() -> list[DecodeConfig]:
-    """All of the kernel of few rows."""
+    """List all configurations of the kernel for few rows."""
     return [config for config in _every() if isinstance(config, DecodeConfig)]

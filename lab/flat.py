@@ -1,4 +1,4 @@
-"""One kernel for one configuration as one file: every header is pasted where it is first included."""
+"""Writes one kernel with one configuration as one file: each header is pasted at its first inclusion."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ DEFINE = re.compile(r'#define (?P<macro>[A-Z_]+) "(?P<file>[^"]+)"$')
 
 
 def flat(source: str, headers: Mapping[str, str], mark: str = "") -> str:
-    """Give a source with each header where it is included first, as the compiler reads them.
+    """Return a source with each header pasted at its first inclusion, in the compiler's order.
 
-    With a `mark`, the mark and a header's name stand above its own first line, behind the headers that it includes.
+    With a `mark`, the mark and a header's name precede its own first line, after the headers that it includes.
     """
     files: dict[str, str] = {}
     seen: set[str] = set()

@@ -1,10 +1,10 @@
-"""A kernel of one configuration on one page: constants decide branches and template arguments, and unused code goes.
+"""Prints a kernel with one configuration on one page: constants are folded into branches, and unused code is removed.
 
 The pages in docs/learn compile to the machine code of the kernels themselves (tests/lab/test_fold.py). A page of any
-other configuration has as many of each instruction that `OPCODES` of inspect.py lists. Their order may differ, and so
-may the computation of addresses: a number stands in place of a call such as `skipped_scales(tile)`, so the compiler has
-no call to inline, and numbers its values otherwise. PTX wrappers stay in their headers. Folding relies on the form of
-our sources: a template's brackets touch its name, and operators stand between spaces.
+other configuration has the same number of each instruction in `OPCODES` of inspect.py. The order of instructions may
+differ, and so may the computation of addresses: the page has a number instead of a call like `skipped_scales(tile)`,
+so the compiler inlines no call there, and numbers its values differently. PTX wrappers stay in their headers. Folding
+relies on the form of our sources: a template's brackets touch its name, and operators have spaces on both sides.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ TOKEN = re.compile(
 )
 CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 ENDS_OF_OPERANDS = {*",;=?:([{", "return", "+=", "-=", "|=", "&=", "^="}
-"""Tokens before an operand of `?`, `&&` or `||`, or behind it."""
+"""Tokens that precede or follow an operand of `?`, `&&` or `||`."""
 EFFECTS = {"(", "=", "++", "--", "+=", "-=", "{"}
-"""Tokens of arguments that may have effects, so that they must stay."""
+"""Tokens that show a possible effect of an argument, so that the argument must stay."""
 NOT_TYPES = {"return", "else", "if", "for", "while", "do", "constexpr", "namespace", "using", "const", "static"}
 PYTHON = {"&&": "and", "||": "or", "!": "not", "/": "//", "true": "1", "false": "0"}
 PLAIN = r"&?[\w:]+(?:(?:\.|->)\w+)*"
-"""A literal, a name, or a member of a member."""
+"""A pattern for a literal, a name, or a member of a member."""
 RESULT = re.compile(rf"(?:{PLAIN}(?:\((?:{PLAIN}(?:,{PLAIN})*)?\))?)?")
-"""Nothing, such an expression, or a call with such arguments."""
+"""A pattern for an empty text, a `PLAIN` expression, or a call with `PLAIN` arguments."""
 CONTROLS = {"if", "for", "while", "constexpr"}
 NAMED = re.compile(r"`(\w+)`|\b(k[A-Z]\w+)|\b([A-Z_]{7,})\b|(\w+)\.cuh")
 LIBRARY = ("ptx/", "types.cuh")
-"""Headers that a page includes: PTX wrappers, and the types that every source uses."""
+"""Headers that a page includes: PTX wrappers, and the types of every source."""
 FILE = "// ======== "
 
 
 Edit = tuple[int, int, str]
-"""A piece of a source, from an offset to another, and the text that takes its place."""
+"""A part of a source, as two offsets, and the text that replaces it."""
 
 
 class Source:
-    """A source, its tokens without comments, and the brackets that belong together."""
+    """A source, its tokens without comments, and its pairs of brackets."""
 
     def __init__(self, text: str) -> None:
-        """Read a source."""
+        """Split a source into tokens, and match its brackets."""
         self.text = text
         found = [each for each in TOKEN.finditer(text) if each.lastgroup != "comment"]
         self.words = [each.group() for each in found]
@@ -73,31 +73,31 @@ class Source:
         return self.kinds[i] == "word"
 
     def after(self, i: int) -> int:
-        """Give the token behind token `i`, or behind the brackets that it opens."""
+        """Return the token after token `i`; if `i` opens brackets, after these."""
         return max(self.match.get(i, i), i) + 1
 
     def outside(self, first: int, end: int) -> Iterator[int]:
-        """Go through tokens, and over the insides of brackets."""
+        """Yield tokens, but skip the insides of brackets."""
         while first < end:
             yield first
             first = self.after(first)
 
     def find(self, word: str, first: int) -> int:
-        """Find the next place of a word outside of brackets."""
+        """Find the next occurrence of a word outside of brackets."""
         return next((at for at in self.outside(first, len(self.words)) if self.words[at] == word), len(self.words))
 
     def span(self, first: int, end: int) -> str:
-        """Give the text of tokens `first` to `end - 1`."""
+        """Return the text of tokens `first` to `end - 1`."""
         return self.text[self.starts[first] : self.ends[end - 1]]
 
     def items(self, opening: int) -> list[tuple[int, int]]:
-        """Give the first and the end token of each item between brackets."""
+        """Return the first token and the end token of each item between brackets."""
         commas = [i for i in self.outside(opening + 1, self.match[opening]) if self.words[i] == ","]
         bounds = [opening, *commas, self.match[opening]]
         return [(a + 1, b) for a, b in pairwise(bounds) if a + 1 < b]
 
     def statement_end(self, i: int) -> int:
-        """Find the token behind the statement that begins at token `i`."""
+        """Find the token after the statement that begins at token `i`."""
         word = self.words[i]
         if self.kinds[i] == "directive":
             return self.statement_end(i + 1)
@@ -111,7 +111,7 @@ class Source:
         return self.find(";", i) + 1
 
     def edited(self, edits: Iterable[Edit]) -> str:
-        """Give the text with edits made; of two that overlap, the outer one counts."""
+        """Return the text with all edits; of two overlapping edits, only the outer one is made."""
         parts, at = [], 0
         for start, end, text in sorted(edits, key=lambda edit: (edit[0], -edit[1])):
             if start >= at:
@@ -120,7 +120,7 @@ class Source:
         return "".join([*parts, self.text[at:]])
 
     def replaced(self, first: int, end: int, text: str) -> Edit:
-        """Put a text in place of tokens."""
+        """Replace tokens with a text."""
         start, stop = self.starts[first], self.ends[end - 1]
         if not text:
             if self.text[start - 1] in " (<":
@@ -129,7 +129,7 @@ class Source:
         return (start, stop, text)
 
     def removed(self, first: int, end: int) -> Edit:
-        """Remove tokens; if they fill whole lines, these, and the comment lines right above."""
+        """Remove tokens; if they fill whole lines, remove these lines and the comment directly above."""
         while first and self.words[first - 1].lstrip().startswith("#pragma"):
             first -= 1
         lines, rest = self.text[: self.starts[first]].split("\n"), self.text[self.ends[end - 1] :].partition("\n")[0]
@@ -144,7 +144,7 @@ class Node:
     """A declaration: a function, type, constant or macro, or a type's member."""
 
     def __init__(self, source: Source, first: int, end: int, owner: Node | None) -> None:
-        """Read the names that it declares."""
+        """Read the names that the declaration declares."""
         self.first, self.end, self.owner = first, end, owner
         self.template = first + 1 if source.words[first] == "template" else None
         self.head = source.after(self.template) if self.template else first
@@ -166,7 +166,7 @@ class Node:
 
 
 def nodes_of(source: Source) -> list[Node]:
-    """Give all declarations outside of functions, members behind their types."""
+    """List all declarations outside of functions; members follow their types."""
     found: list[Node] = []
 
     def read(i: int, end: int, owner: Node | None) -> None:
@@ -189,10 +189,10 @@ def nodes_of(source: Source) -> list[Node]:
 
 
 class Folding:
-    """One round over a source: each method that is not a helper gives edits."""
+    """One round over a source: each method except the helpers yields edits."""
 
     def __init__(self, text: str) -> None:
-        """Read a source and its constants."""
+        """Read the declarations and constants of a source."""
         self.source = Source(text)
         self.words, self.match = self.source.words, self.source.match
         self.nodes = nodes_of(self.source)
@@ -206,7 +206,7 @@ class Folding:
         self.values = {name: value for name, value in self.values.items() if value is not None}
 
     def value(self, first: int, end: int, hidden: Iterable[str] = ()) -> int | None:
-        """Give the value of tokens; None if it depends on more than constants, or on a name that is `hidden`."""
+        """Evaluate tokens; return None if they depend on more than constants, or on a `hidden` name."""
         code = " ".join(PYTHON.get(word, re.sub(r"(?<=\d)u$", "", word)) for word in self.words[first:end])
         try:
             known = {name: value for name, value in self.values.items() if name not in hidden}
@@ -215,7 +215,7 @@ class Folding:
             return None
 
     def hidden(self, node: Node) -> set[str]:
-        """Give the names that a declaration gives a meaning of its own: template parameters and local constants."""
+        """Return the names that a declaration redefines: template parameters and local constants."""
         found = self.hidden(node.owner) if node.owner else set()
         for i in range(node.first + 1, node.body if node.is_type else node.end):
             is_typed = self.source.is_word(i - 1) and self.words[i - 1] not in NOT_TYPES
@@ -224,7 +224,7 @@ class Folding:
         return found
 
     def folds(self) -> Iterator[Edit]:
-        """Decide branches by constants, and replace calls by their results."""
+        """Decide branches by constants, and replace calls with their results."""
         results = self.results()
         named = {name for name, _ in results}
         for node in self.nodes:
@@ -250,7 +250,7 @@ class Folding:
                     yield from self.expand(i, results)
 
     def fold_if(self, i: int, hidden: set[str]) -> Iterator[Edit]:
-        """Keep the branch that a constant chooses."""
+        """Keep the branch that a constant selects."""
         opening = i + 1 + (self.words[i + 1] == "constexpr")
         then, end = self.source.after(opening), self.source.statement_end(i)
         then_end = self.source.statement_end(then)
@@ -265,7 +265,7 @@ class Folding:
                 yield self.source.removed(i - (self.words[i - 1] == "else"), end)
 
     def in_place(self, i: int, end: int, first: int, stop: int) -> Edit:
-        """Put the statement of tokens `first` to `stop - 1` in place of the one from `i` to `end - 1`, at its depth."""
+        """Replace the statement of tokens `i` to `end - 1` with that of `first` to `stop - 1`, at its indentation."""
         source = self.source
         is_statement = self.words[i - 1] in (";", "{", "}") or source.kinds[i - 1] == "directive"
         if is_statement and self.words[first] == "{":
@@ -279,7 +279,7 @@ class Folding:
         return source.replaced(i, end, re.sub(rf"\n {{{own}}}(?=.)", "\n" + " " * depth, piece))
 
     def fold_operator(self, i: int, node: Node, hidden: set[str]) -> Iterator[Edit]:
-        """Keep the operand that a constant chooses."""
+        """Keep the operand that a constant selects."""
         source, word = self.source, self.words[i]
         stops = ENDS_OF_OPERANDS | ({"||"} if word == "&&" else set())
         first, end = i, i + 1
@@ -305,7 +305,7 @@ class Folding:
             yield source.replaced(first, end, str(bool(known)).lower() if decides else source.span(*other))
 
     def fold_arithmetic(self, i: int, hidden: set[str]) -> Iterator[Edit]:
-        """Drop factors of 1, and zeros."""
+        """Remove factors of 1, and zeros."""
         source, word = self.source, self.words[i]
         products = {"*", "/", "%"}
         before, after = self.words[i - 2], self.words[source.after(i + 1)]
@@ -325,7 +325,7 @@ class Folding:
             yield source.replaced(i - 1, i + 2, "0")
 
     def fold_return(self, i: int) -> Iterator[Edit]:
-        """Remove the rest of a block behind a `return`, and one that ends a function."""
+        """Remove the rest of a block after a `return`, and a `return` that ends a function."""
         end = self.source.statement_end(i)
         closing = self.source.find("}", end)
         before = self.match[closing] - 1
@@ -336,7 +336,7 @@ class Folding:
             yield self.source.removed(i, end)
 
     def results(self) -> dict[tuple[str, int], tuple[list[str], list[str]]]:
-        """Give parameters and results of functions of one simple expression, by name and number of arguments."""
+        """Return parameters and results of functions with one simple expression, by name and number of arguments."""
         found: dict[tuple[str, int], list[tuple[list[str], list[str]] | None]] = {}
         for node in self.nodes:
             if node.is_function and node.body < node.end:
@@ -356,7 +356,7 @@ class Folding:
         return {key: each for key, each in agreed.items() if -1 not in counts[key[0]] or len(counts[key[0]]) == 1}
 
     def expand(self, i: int, results: Mapping[tuple[str, int], tuple[list[str], list[str]]]) -> Iterator[Edit]:
-        """Put a function's result in place of a call. Arguments that it does not use must have no effects."""
+        """Replace a call with the function's result. Arguments that the result does not use must have no effects."""
         source, first = self.source, i
         opening = source.after(i + 1) if self.words[i + 1] == "<" else i + 1
         if self.words[opening] != "(":
@@ -378,7 +378,7 @@ class Folding:
             yield source.removed(first, end + 1)
 
     def specialized(self) -> Iterator[Edit]:
-        """Put the argument in place of a template's parameter that is the same at all uses."""
+        """Replace a template's parameter with its argument if all uses have the same argument."""
         names = [node.names[:1] for node in self.nodes if not node.is_maker]
         for node in self.nodes:
             inside = range(node.first, node.parameters if node.is_function else node.body)
@@ -395,7 +395,7 @@ class Folding:
                     return
 
     def with_argument(self, node: Node, uses: list[int], number: int, first: int, end: int) -> list[Edit]:
-        """Put a template's argument in place of a parameter if all uses agree; else give no edits."""
+        """Replace a parameter with a template's argument if all uses agree; else return no edits."""
         source, is_type = self.source, self.words[first] == "typename"
         lists = [(i + 1, source.items(i + 1) if self.words[i + 1] == "<" else []) for i in uses]
         known = {"true", "false", *(name for each in self.nodes if each.first < node.first for name in each.names)}
@@ -419,7 +419,7 @@ class Folding:
         ]
 
     def without_item(self, opening: int, items: list[tuple[int, int]], number: int) -> Edit:
-        """Remove an item of a list in brackets, and the brackets with the last one."""
+        """Remove an item of a list in brackets; with the last item, remove the brackets."""
         first, end = items[number]
         if len(items) > 1:
             return self.source.replaced(first - (number > 0), end + (number == 0), "")
@@ -429,7 +429,7 @@ class Folding:
         return self.source.replaced(opening + stays, self.match[opening] + 1 - stays, "")
 
     def without_pack(self, node: Node, uses: list[int]) -> list[Edit]:
-        """Remove a pack of arguments if every call leaves it empty."""
+        """Remove a pack of template parameters if every call leaves it empty."""
         items, types = self.source.items(node.parameters), self.source.items(node.template or 0)
         openings = [self.source.after(i + 1) if self.words[i + 1] == "<" else i + 1 for i in uses]
         if any(len(self.source.items(i)) >= len(items) for i in openings):
@@ -443,7 +443,7 @@ class Folding:
         ]
 
     def prunings(self) -> Iterator[Edit]:
-        """Remove declarations that the kernel does not reach, and assertions, which hold."""
+        """Remove declarations that the kernel does not use, and assertions, which are true."""
         kept: set[Node] = set()
         pending = self.nodes
         used: set[str | Node] = {each for each in self.nodes if self.words[each.first] == "KERNEL"}
@@ -465,7 +465,7 @@ class Folding:
 
 
 def tidied(text: str) -> str:
-    """Pack constants, and remove comments that are about other code, or stand before nothing."""
+    """Pack constants into few lines, and remove comments on absent code or above nothing."""
     text = re.sub(r"(?<=\{)\s*\n *(?=\})|^ *// ----.*\n|\n(?=\n *\}|\n +)|(?<=\{\n)\n+", "", text, flags=re.MULTILINE)
     text = re.sub(r"(?:^constexpr uint32_t \w+ = \d+;\n){2,}", _packed, text, flags=re.MULTILINE)
     known = {*re.findall(r"\w+", re.sub(rf"^ *// (?!{FILE[3:]}).*", "", text, flags=re.MULTILINE))}
@@ -488,7 +488,7 @@ def _packed(found: re.Match[str]) -> str:
 
 
 def _known(found: re.Match[str], known: set[str]) -> str:
-    """Leave out the sentences of a comment that name code which is not on the page."""
+    """Remove sentences of a comment that name code outside of the page."""
     sentences = re.split(r"(?<=[.)]) (?=[A-Z(`])", " ".join(line.strip()[3:] for line in found[0].splitlines()))
     kept = [each for each in sentences if {*filter(None, chain(*NAMED.findall(each)))} <= known]
     lines = textwrap.wrap(" ".join(kept), 117 - len(found[1]))
@@ -496,7 +496,7 @@ def _known(found: re.Match[str], known: set[str]) -> str:
 
 
 def page(source: str, headers: Mapping[str, str]) -> str:
-    """Give a kernel's source with constants folded, and without the code that this configuration does not use."""
+    """Return a kernel's source with constants folded, and without the code that this configuration does not use."""
     own = {name: "" if name.startswith(LIBRARY) else text for name, text in headers.items()}
     text = re.sub(rf"^( *#include|{FILE}(ptx/|types)).*\n", "", flat(source, own, mark=FILE), flags=re.MULTILINE)
     text, before = re.sub(r"^(#pragma.*\n)( *)", r"\2\1\2", text, flags=re.MULTILINE), ""

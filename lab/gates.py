@@ -1,7 +1,7 @@
-"""Gates that check whether a kernel's machine code is as its configuration planned.
+"""Gates that compare a kernel's machine code with the plan of its configuration.
 
-A kernel that spills, or whose products wait for each other, gives right results slowly, so no test of results notices
-it. Its machine code shows it, without a GPU.
+A kernel with spilled registers, or with products that wait for each other, is slow but its results are right. So tests
+of results cannot notice such a fault; machine code shows it, without a GPU.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from deep_gemm.core.jit.cubin import KernelReport
 from deep_gemm.core.kernel import CodePlan
 
 REGISTERS_STEP = 8
-"""A thread's registers are allocated in multiples of this."""
+"""A thread's registers are allocated in multiples of this number."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One thing that must hold of every kernel."""
+    """One rule that every kernel must keep."""
 
     name: str
     protects_from: str
-    """The fault of a kernel that fails the gate."""
+    """The fault in a kernel that fails the gate."""
     problems: Callable[[KernelReport, CodePlan], list[str]]
-    """Lists problems, in sentences for a person who has never seen the kernel; empty if the gate is passed."""
+    """Returns sentences about problems, for a reader without knowledge of the kernel; empty if the gate is passed."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Tell whether the kernel is as planned."""
+        """Tell whether the kernel keeps the rule."""
         return not self.problems
 
 
 def verdicts(report: KernelReport, plan: CodePlan) -> list[Verdict]:
-    """The result of each gate."""
+    """Return the result of each gate."""
     return [Verdict(gate, tuple(gate.problems(report, plan))) for gate in GATES]
 
 
 def violations(report: KernelReport, plan: CodePlan) -> list[str]:
-    """List a sentence for each way in which a kernel differs from its plan; empty for a good kernel."""
+    """Return a sentence for each difference between a kernel and its plan; empty for a good kernel."""
     return [problem for verdict in verdicts(report, plan) for problem in verdict.problems]
 
 
@@ -86,8 +86,8 @@ def _setmaxnreg(report: KernelReport, plan: CodePlan) -> list[str]:
         return []
     return [
         f"registers are moved between warps (setmaxnreg) to {sorted(report.setmaxnreg) or 'nothing'} a thread where "
-        f"{sorted(planned) or 'nothing'} was planned: math warps keep too few, or wait for registers that nobody "
-        f"gives up"
+        f"{sorted(planned) or 'nothing'} was planned: math warps keep too few, or wait for registers that no "
+        f"warp releases"
     ]
 
 

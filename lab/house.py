@@ -1,7 +1,7 @@
-"""Count the house: files, lines, rooms and arrows, and how often one thing stands in gemm.
+"""Counts the size of the source tree: files, lines, rooms and arrows, and repetitions in gemm.
 
-`python -m lab.house` prints each number beside its ceiling. Rooms and the imports between them are those of
-docs/draw_architecture.py. Inside of gemm a folder or a file is a room.
+`python -m lab.house` prints each number beside its ceiling. docs/draw_architecture.py defines the rooms, and the
+imports between them (the arrows). Inside of gemm each folder or file is a room.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ CEILINGS = {
     "functions `run` in gemm": 5,
     "switches asked in gemm/config/tall.py": 76,
 }
-"""They fall or stay: tests/lab/test_house.py compares them with the counts of every earlier commit."""
+"""A ceiling may only fall or stay: tests/lab/test_house.py compares it with the counts of every earlier commit."""
 
 
 class Grant(NamedTuple):
-    """Room that an issue grants a capability. Any other growth is paid for in its branch by removing something."""
+    """Growth that an issue allows for a capability. A branch pays for any other growth by removing something."""
 
     issue: str
     lines: int
-    """Lines that the wheel may grow by, of all languages and data together. The laboratory may grow by as many, tests
-    by twice as many."""
+    """Lines that the wheel may gain, of all languages and data together. The laboratory may gain the same number, and
+    tests twice that number."""
     kernels: int = 0
-    """New kernels; for each, the wheel may have two files more."""
+    """Number of new kernels; the wheel may have two more files for each."""
 
 
 GRANTS: tuple[Grant, ...] = (
@@ -62,17 +62,17 @@ _GRANTED = (
     (("lines of Python in tests/",), 2, 0),
     (("files in the wheel",), 0, 2),
 )
-"""Counts that a grant raises together: by how much for each of its lines, and for each of its kernels."""
+"""Counts that share a grant, and how much each of its lines, and each of its kernels, raises them."""
 SWITCHES = (
     *("groups_rows", "is_stacked", "reads_ids", "is_along_k", "has_planes", "may_be_empty", "is_summed"),
     *("converts_b", "has_chunks", "loads_sfb", "with_c"),
     *("activates", "gates_apart", "has_row_addresses", "skips_mid"),
 )
-"""Attributes of a configuration that tell kinds of work, operands and outputs apart."""
+"""Attributes of a configuration that distinguish kinds of work, operands and outputs."""
 
 
 def counts() -> dict[str, int]:
-    """Count lines, files, imports and more of the checkout."""
+    """Count lines, files, imports and other things in the checkout."""
     package, lab, tests = (_files(folder) for folder in ("deep_gemm", "lab", "tests"))
     spec = importlib.util.spec_from_file_location("draw_architecture", ROOT / "docs" / "draw_architecture.py")
     assert spec is not None and spec.loader is not None
@@ -107,7 +107,7 @@ def counts() -> dict[str, int]:
 
 
 def excess(counted: Mapping[str, int], grants: Sequence[Grant] = GRANTS) -> dict[str, int]:
-    """Say by how much counts exceed their ceilings, beyond the room that grants leave."""
+    """Return how far counts exceed their ceilings, beyond the growth that grants allow."""
     over = {what: number - CEILINGS[what] for what, number in counted.items() if number > CEILINGS[what]}
     for together, of_line, of_kernel in _GRANTED:
         room = sum(grant.lines * of_line + grant.kernels * of_kernel for grant in grants)
@@ -117,12 +117,12 @@ def excess(counted: Mapping[str, int], grants: Sequence[Grant] = GRANTS) -> dict
 
 
 def raised(earlier: Mapping[str, int]) -> dict[str, int]:
-    """Say by how much ceilings are higher than in an earlier commit."""
+    """Return how far ceilings are above those of an earlier commit."""
     return {what: now - earlier[what] for what, now in CEILINGS.items() if now > earlier.get(what, now)}
 
 
 def arrows_in_gemm(drawing: Any) -> set[tuple[str, str]]:
-    """Give the imports between rooms of gemm. Its face, which imports most, is none."""
+    """Return the imports between rooms of gemm. `__init__`, which imports most rooms, is not a room."""
     rooms = {path.stem for path in GEMM.iterdir()} - {"__init__", "__pycache__"}
     found = set()
     for path in GEMM.rglob("*.py"):
@@ -134,7 +134,7 @@ def arrows_in_gemm(drawing: Any) -> set[tuple[str, str]]:
 
 
 def upward(arrows: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Give the arrows that lead up in an order with few: the next room has all its imports placed, or nearly all."""
+    """Return the arrows that point up in an order with few of them: the next room has the fewest unplaced imports."""
     left, placed = {room for arrow in arrows for room in arrow}, dict[str, int]()
     while left:
         missing = {room: sum(here == room and there in left for here, there in arrows) for room in left}

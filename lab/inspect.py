@@ -1,6 +1,6 @@
-"""Shows compiled kernels: their resources, their instructions, and the gates they pass.
+"""Shows compiled kernels: their resources, their instructions, and the results of their gates.
 
-Nothing here needs a GPU. Kernels are compiled without the cache, so that the time is a first use's.
+This module needs no GPU. It compiles kernels without the cache, so that it measures the time of a first use.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OPCODES = {
     "LDL": "local memory read: spills",
     "STL": "local memory written: spills",
 }
-"""Instructions that show how a kernel works, each with its purpose; after a colon, its purpose in fp8_gemm."""
+"""Instructions that show how a kernel works, and their purposes; after a colon, the purpose in fp8_gemm."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,23 @@ class Inspection:
     kernel: str
     config: Any
     facts: Mapping[str, str]
-    """Facts of the configuration, by their names."""
+    """Facts about the configuration, by name."""
     cubin: bytes
     report: KernelReport
     verdicts: tuple[Verdict, ...]
 
     @property
     def passed(self) -> int:
-        """Say how many gates it passes."""
+        """Count the gates that it passes."""
         return sum(verdict.passed for verdict in self.verdicts)
 
 
 def inspect(kernel: Kernel[Any], config: Any) -> Inspection:
-    """Compile a configuration of a kernel and look at it."""
+    """Compile a configuration of a kernel and inspect it."""
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"{config.name}: {reason}")
-    compiler_version()  # loads the compiler, which must not count as compiling
+    compiler_version()  # loads the compiler now, so that the measured time excludes it
     start = time.perf_counter()
     compiled = compiled_kernel(kernel, config)
     milliseconds = (time.perf_counter() - start) * 1e3
@@ -114,7 +114,7 @@ def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
 
 
 def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console) -> None:
-    """List configurations, without compiling them."""
+    """Print a list of configurations, without compiling them."""
     title = f"{len(configs)} configurations that can be chosen"
     table = _table(title, ("configuration",), ("stages", "shared bytes", "threads", "registers"))
     for config in configs:
@@ -133,7 +133,7 @@ def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console)
 
 
 def show_other_configs(kernels: Sequence[Kernel[Any]], console: Console) -> None:
-    """List configurations of the kernels without a table of their own; compile none."""
+    """Print the configurations of kernels without their own table, without compiling them."""
     title = f"{sum(len(kernel.configs()) for kernel in kernels)} configurations of the other kernels"
     table = _table(title, ("configuration",), ("shared bytes", "threads", "registers"))
     for kernel in kernels:
@@ -150,7 +150,7 @@ def _threads_of(plan: CodePlan) -> int:
 
 
 def _registers_limit(plan: CodePlan) -> int:
-    """Registers that a thread may have, if as many blocks as are planned share an SM: a multiple of 8, 255 at most."""
+    """Return the most registers of a thread if the planned blocks share an SM: a multiple of 8, at most 255."""
     return min(REGISTERS_PER_SM // (_threads_of(plan) * plan.ctas_per_sm) // REGISTERS_STEP * REGISTERS_STEP, 255)
 
 

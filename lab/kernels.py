@@ -1,6 +1,6 @@
 """Every kernel of the package, for tools that loop over all of them.
 
-A kernel has the name of its file. If no module of its family holds it, no tool looks at it; a test notices.
+A kernel has the name of its file. If its family's module does not list it, no tool finds it, and a test fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from deep_gemm.kernels import KERNELS
 
 
 def all_kernels() -> dict[str, Kernel[Any]]:
-    """Give all kernels, by their names."""
+    """Return all kernels, by name."""
     return {kernel.name: kernel for kernel in KERNELS}
 
 
@@ -27,7 +27,7 @@ def kernel_named(name: str) -> Kernel[Any]:
 
 
 def config_named(kernel: Kernel[Any], name: str | None) -> Any:
-    """Find a kernel's configuration by its name; None: the first."""
+    """Find a kernel's configuration by its name; None means the first."""
     names = {each.name: each for each in kernel.configs()}
     if name is not None and name not in names:
         raise ValueError(f"config: expected one of {list(names)}, got {name!r}")

@@ -1,4 +1,4 @@
-"""The product of docs/learn/product.cuh: simulated, broken on purpose, and timed on a GPU beside the package's own."""
+"""The product of docs/learn/product.cuh: simulated, deliberately broken, and timed on a GPU beside this package's."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class LearnConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people."""
+        """Return a short name for people."""
         return f"{BLOCK_M}x{self.block_n}, {self.num_stages} slots, clusters of {self.cluster_size}"
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage`, which product.cuh asserts."""
+        """Return the size of `SharedStorage`, which product.cuh asserts."""
         slot = (BLOCK_M + self.block_n) * BLOCK_K + BLOCK_M * 4 + 2 * 8
         return align(BLOCK_M * self.block_n * 2 + self.num_stages * slot, 1024)
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers that the source takes."""
+        """Return the numbers that the source needs."""
         return {
             "kBlockN": self.block_n,
             "kNumStages": self.num_stages,
@@ -72,7 +72,7 @@ class LearnConfig(Config):
         }
 
     def num_tiles(self, m: int, n: int) -> int:
-        """Count the tiles of a product, also those that only fill a cluster."""
+        """Count the tiles of a product, including tiles that only fill a cluster."""
         return align(ceil_div(m, BLOCK_M), self.cluster_size) * ceil_div(n, self.block_n)
 
 
@@ -85,7 +85,7 @@ KERNEL: Kernel[LearnConfig] = Kernel(
 
 
 def values_of(config: LearnConfig, at: Mapping[str, Any], m: int, n: int, k: int) -> dict[str, Any]:
-    """Give the members of the parameters for tensors by name."""
+    """Return the members of the parameters; `at` names the tensors."""
     blocks, pitch = ceil_div(k, BLOCK_K), at["sfa"].stride(1) * 4
     panel = min(config.block_n, 64)
     maps = {
@@ -109,7 +109,7 @@ def problem(m: int, n: int, k: int, device: str = "cpu") -> Problem:
 
 @cache
 def right_and_allowed(m: int, n: int, k: int, device: str, share: float) -> tuple[Tensor, Tensor]:
-    """The product in FP64, and how far D may be from it; `share` is `allowed_difference`'s."""
+    """Return the product in FP64, and the allowed difference of D; `share` is as for `allowed_difference`."""
     p = problem(m, n, k, device)
     x, w = (cast_back_from_fp8(values, scales).double() for values, scales in ((p.a, p.sfa), (p.b, p.sfb)))
     right = x @ w.t()
@@ -117,7 +117,7 @@ def right_and_allowed(m: int, n: int, k: int, device: str, share: float) -> tupl
 
 
 def checked(d: Tensor, p: Problem, share: float, tile: tuple[int, int] | None = None) -> float:
-    """Give the largest error as a part of what rounding explains; a ValueError counts the mistakes."""
+    """Return the largest error relative to what rounding explains; raise a ValueError that counts the mistakes."""
     right, allowed = right_and_allowed(p.m, p.n, p.k, str(p.a.device.type), share)
     if mistakes := describe_mistakes(d, right, allowed, tile):
         raise ValueError(mistakes)
@@ -146,7 +146,7 @@ class LearnTrial(Trial):
 
     @classmethod
     def drawn(cls, config: LearnConfig, seed: int) -> LearnTrial:
-        """Draw only a schedule: the sizes are stated."""
+        """Draw only a schedule: the sizes are fixed."""
         return cls(config, seed=seed, schedule=SCHEDULES[seed % len(SCHEDULES)])
 
     def check(self, kernel: HostKernel | None = None) -> float:
@@ -171,11 +171,11 @@ BROKEN = (
     _break("no proxy fence before the store", "  ptx::fence_proxy_async_shared();\n", ""),
     _break("full announces too few bytes", "(full, kStageBytes)", "(full, kStageBytes - kBlockM * 4)"),
 )
-"""Mistakes that docs/learn/product.md shows, each with the words of the simulator."""
+"""Mistakes that docs/learn/product.md shows, each with the simulator's message."""
 
 
 def run() -> bool:
-    """Simulate the product under every schedule, and print how far D is from FP64."""
+    """Simulate the product under every schedule, and print D's largest error against FP64."""
     worst = max(LearnTrial.drawn(LearnConfig(), seed).run() for seed in range(len(SCHEDULES)))
     m, n, k = LearnTrial(LearnConfig()).mnk
     print(f"{SOURCE.name}: {m} x {n} x {k} on 2 simulated SMs, {len(SCHEDULES)} schedules")
@@ -184,7 +184,7 @@ def run() -> bool:
 
 
 def show_broken() -> bool:
-    """Simulate the product with each mistake, and print the simulator's words."""
+    """Simulate the product with each mistake, and print the simulator's message."""
     for number, mutation in enumerate(BROKEN, 1):
         print(f"{number}. {mutation.name}\n{said_of(mutation)}\n")
     print(
@@ -194,7 +194,7 @@ def show_broken() -> bool:
 
 
 def said_of(mutation: Mutation) -> str:
-    """Give the words of the first schedule that notices a mistake."""
+    """Return the message of the first schedule that notices a mistake."""
     for seed in range(len(SCHEDULES)):
         trial = LearnTrial.drawn(LearnConfig(), seed)
         try:
@@ -212,7 +212,7 @@ class Step(NamedTuple):
     title: str
     config: LearnConfig
     is_persistent: bool = False
-    """A CTA for each SM, which takes several tiles; else one for each tile."""
+    """True: one CTA for each SM computes several tiles; False: one CTA for each tile."""
 
 
 STEPS: tuple[Step, ...] = (
@@ -227,7 +227,7 @@ REPEATS = 20
 
 
 def calls(p: Problem) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Name each step's launch on a GPU, and the package's own product behind them."""
+    """Yield the title and the launch of each step on a GPU, and of this package's own product."""
     at, device = {"a": p.a, "b": p.b, "sfa": p.sfa, "sfb": p.sfb, "d": p.d}, p.a.get_device()
     for title, config, is_persistent in STEPS:
         grid = config.num_tiles(p.m, p.n)
@@ -238,7 +238,7 @@ def calls(p: Problem) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def time_steps() -> bool:
-    """Compare each step with FP64, time all, and print a table. Tell whether all were right."""
+    """Compare each step with FP64, time all steps, and print a table. Return whether all steps were right."""
     p = problem(*TIMED, "cuda")
     named, errors = dict(calls(p)), {}
     for title, call in named.items():

@@ -1,7 +1,7 @@
-"""The newest NVRTC, cuda-bindings, typer, rich and numpy on PyPI: are they newer than the ones that passed all tests?
+"""Tests whether NVRTC, cuda-bindings, typer, rich or numpy on PyPI are newer than the versions that passed all tests.
 
-`install` makes an environment of them inside the one that this runs in, as `make test` does, so that a new release is
-noticed by the tests and not by a user.
+`install` makes an environment of the newest releases inside the present one, as `make test` does, so that tests, not
+users, find the faults of a new release.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ TRIED = {
     "rich": "15.0.0",
     "numpy": "2.4.6",
 }
-"""The newest that passed all tests, of CUDA 13. If a newer one fails, a warning says so, and the run passes."""
+"""The newest versions that passed all tests, for CUDA 13. If a newer version fails, the run only warns."""
 
 FOLDER = Path(sys.prefix) / "newest"
 PYTHON = FOLDER / "bin" / "python"
 
 
 def packages() -> Path:
-    """Give the folder of the environment's own packages."""
+    """Return the folder of the environment's own packages."""
     return next(iter(FOLDER.glob("lib/python*/site-packages")), FOLDER / "lib")
 
 
 def versions() -> dict[str, str] | None:
-    """Give the versions of the packages in the environment; None where there is no environment."""
+    """Return the versions of the packages in the environment; None if there is no environment."""
     found = {item.metadata["Name"]: item.version for item in metadata.distributions(path=[str(packages())])}
     return {name: found[name] for name in TRIED} if found.keys() >= TRIED.keys() else None
 
 
 def on_pypi() -> dict[str, str]:
-    """Ask pip for the newest release of each."""
+    """Ask pip for the newest release of each package."""
     return {name: _newest(name) for name in TRIED}
 
 
 def newer_than_tried(found: dict[str, str]) -> dict[str, str]:
-    """Give the releases that are newer than the tried ones: a failure with them is news, not a mistake of ours."""
+    """Return the releases that are newer than the tried ones: their failures are not this package's mistakes."""
     return {name: found[name] for name, version in TRIED.items() if _number(found[name]) > _number(version)}
 
 
@@ -62,7 +62,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def install(extra: str) -> None:
-    """Make the environment: first these packages, then all packages of the present environment."""
+    """Make the environment: its own packages come first on its path, then the present environment's packages."""
     names = [line for line in metadata.requires("hopper-gemm") or () if f'extra == "{extra}"' in line.replace("'", '"')]
     requirements = [*(line.split(";")[0].strip() for line in names), "typer", "rich", "numpy"]
     venv.create(FOLDER, clear=True, symlinks=True, system_site_packages=_sees_the_systems_packages())
@@ -78,7 +78,7 @@ def _sees_the_systems_packages() -> bool:
 
 
 def try_to_install(extra: str) -> str:
-    """Make the environment, and report how that went. If it fails, for example offline, tests go on without it."""
+    """Make the environment, and report the result. If it fails, for example offline, tests continue without it."""
     if extra != "cu13":
         return f"The newest releases are tried with CUDA 13 alone, and torch wants {extra}."
     try:

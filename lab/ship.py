@@ -1,6 +1,6 @@
-"""Make a wheel of compiled kernels, and a folder for the Hugging Face kernel hub: a release ships them.
+"""Makes a wheel of compiled kernels, and a folder for the Hugging Face kernel hub, for a release.
 
-Both are made on any machine; nothing is uploaded. docs/release.md says how to release them.
+Any machine can make both; this module uploads nothing. docs/release.md says how to release them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ is not here is compiled at need, as without this package.
 def jobs_for(
     models: Iterable[str], tps: Sequence[int], gpus: Sequence[str], max_tokens: int, console: Console
 ) -> list[precompile.Job]:
-    """List the kernels of models on each number of ranks, with whole experts and with shared ones, each once."""
+    """List the kernels of models on each number of ranks, with whole experts and with shared experts, each once."""
     found = dict[precompile.Job, None]()
     for model in models:
         model_named(model)
@@ -78,7 +78,7 @@ def kernels(
 ) -> Path | None:
     """Compile the kernels of models, and make a wheel of them. Return its path; None if a kernel did not compile.
 
-    The kernels are kept in `build/kernels`, so a second run goes on where the first was stopped.
+    Compiled kernels stay in `build/kernels`, so a second run continues an interrupted first run.
     """
     if shipped():
         raise ValueError(f"expected none of these kernels in this environment, got {shipped()[0]}: uninstall it first")
@@ -89,13 +89,13 @@ def kernels(
     if not precompile.run(jobs, console):
         return None
     files = files_in(directory)
-    if len(files) != len(jobs):  # some are of other models, or of older sources
+    if len(files) != len(jobs):  # some belong to other models, or to older sources
         raise ValueError(f"{directory}: expected the {len(jobs)} kernels of these models, got {len(files)}: remove it")
     return wheel_of(files, ", ".join(models), out)
 
 
 def wheel_of(files: Sequence[Path], models: str, out: Path) -> Path:
-    """Make a wheel of kernels' files, all of one compiler. Each is read as a cache reads it."""
+    """Make a wheel of files of kernels, all by one compiler. Each file is read like an entry of the cache."""
     compilers = {read_entry(file).compiler for file in files}
     if len(compilers) != 1:
         raise ValueError(f"files: expected kernels of one compiler, got those of {sorted(compilers)}")
@@ -123,13 +123,13 @@ def wheel_of(files: Sequence[Path], models: str, out: Path) -> Path:
 
 
 def hub(out: Path) -> Path:
-    """Lay the package out as the Hugging Face kernel hub wants it: one folder for each kind of torch, without tests."""
+    """Write the package in the layout of the Hugging Face kernel hub: a folder for each kind of torch, no tests."""
     shutil.rmtree(out / "build", ignore_errors=True)
     for backend, facts in (("cuda", {"archs": ["9.0a"]}), ("cpu", {})):
         variant = out / "build" / f"torch-{backend}"
         shutil.copytree(ROOT / "deep_gemm", variant, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         metadata = {
-            "id": f"_hopper_gemm_{backend}_{_digest(variant)[:12]}",  # the name under which it is imported
+            "id": f"_hopper_gemm_{backend}_{_digest(variant)[:12]}",  # the name of the imported module
             "name": "hopper-gemm",
             "version": 1,
             "license": "MIT",

@@ -1,4 +1,4 @@
-"""Rows that are activated on their way out, for trials and tests: their right results, and the comparison with them."""
+"""Products that activate their rows, for trials and tests: the right results, and comparisons with them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from deep_gemm.gemm.problem import Problem
 from deep_gemm.moe import activation
 
 SCALE_ERROR = 2.0**-16
-"""A GPU's sigmoid is within 2^-17, and sums of other order are closer."""
+"""Relative error of a scale: a GPU's sigmoid is within 2^-17, and another order of sums changes less."""
 
 
 def right(p: Problem) -> Quantized:
-    """Compute values and scales on the CPU, in copies of the problem's: rows without a group keep their contents."""
+    """Compute values and scales on the CPU, in copies of the problem's tensors: rows without a group stay unchanged."""
     values = p.d.clone()
     scales = torch.empty_strided(p.scales.shape, p.scales.stride(), dtype=torch.float32).copy_(p.scales)
     b, d = (p.b, p.sfb), (values, scales)
@@ -28,16 +28,16 @@ def right(p: Problem) -> Quantized:
 
 
 def right_on_gpu(p: Problem) -> Quantized:
-    """Compute values and scales by torch from the FP32 product of ordinary rows; tensor cores sum both alike.
+    """Compute values and scales by torch from the FP32 product of grouped rows; tensor cores sum both products alike.
 
-    Only the sigmoid is another one.
+    Only the sigmoid differs.
     """
     groups, n, k = p.b.shape
     gates_first = p.b.view(torch.uint8)
     if not p.epilogue.gates_apart:
         gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
     product = torch.zeros(len(p.a), n, device=p.a.device, dtype=torch.float32)
-    ids = ids_of_groups(p.c, len(p.a), 1)  # finds groups in another way than the tried kernel
+    ids = ids_of_groups(p.c, len(p.a), 1)  # finds groups by other code than the tested kernel
     m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, ids)
     product = product.bfloat16().float() if p.epilogue.gates_apart else product
     y = activation.silu_mul(product, p.limit)
@@ -57,20 +57,20 @@ def placed(p: Problem, device: str) -> Problem:
 
 
 def codes(values: Tensor) -> Tensor:
-    """Number E4M3 values in their order, zeros alike."""
+    """Number E4M3 values in ascending order; both zeros have one number."""
     byte = values.view(torch.uint8).int()
     return torch.where(byte >= 128, 128 - byte, byte)
 
 
 def scale_errors(got: Quantized, wanted: Quantized) -> Tensor:
-    """Relative differences of scales."""
+    """Return the relative differences of scales."""
     return ((got[1] - wanted[1]) / wanted[1]).abs()
 
 
 def checked(p: Problem, got: Quantized, device: str = "cpu") -> float:
-    """Give the largest error of scales, as a part of the allowed one; a ValueError describes a mistake.
+    """Return the largest error of scales relative to the allowed error; raise a ValueError that describes a mistake.
 
-    `device`: where the results were computed.
+    `device`: the device that computed the results.
     """
     values, scales = right(p) if device == "cpu" else right_on_gpu(placed(p, device))
     wanted = values.cpu(), scales.cpu()
@@ -80,14 +80,14 @@ def checked(p: Problem, got: Quantized, device: str = "cpu") -> float:
 
 
 def mistakes(p: Problem, got: Quantized, wanted: Quantized) -> str | None:
-    """Describe the first mistake, or return None. Some values may be the FP8 number beside the right one.
+    """Describe the first mistake, or return None. A few values may be the FP8 number next to the right one.
 
-    Fewer may be if gate and up are rounded to BF16, which hides sums of another order. Rows without a group are
-    compared to the bit, and so are NaN.
+    The limit is lower if gate and up are rounded to BF16, which hides another order of sums. Rows without a group, and
+    NaNs, are compared bit for bit.
     """
     (values, scales), (right_values, right_scales) = got, wanted
     apart = (codes(values) - codes(right_values)).abs()
-    # A scale on the other side of a rounding moves a whole row a little, never a value by more than one.
+    # A scale that is rounded the other way moves a whole row slightly, but no value by more than one step.
     off = scale_errors(got, wanted)
     unused = ~rows_of_groups(p.c, len(p.a), 1)
     for name, wrong in (
@@ -101,4 +101,4 @@ def mistakes(p: Problem, got: Quantized, wanted: Quantized) -> str | None:
             return f"{int(wrong.sum())} {name} are wrong, the first at {wrong.nonzero()[0].tolist()}"
     share = 0.002 if p.epilogue.gates_apart else 0.01
     beside = int((apart > 0).sum())
-    return f"{beside} of {apart.numel()} values are beside the right ones" if beside > share * apart.numel() else None
+    return f"{beside} of {apart.numel()} values are next to the right ones" if beside > share * apart.numel() else None

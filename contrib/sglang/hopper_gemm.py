@@ -1,8 +1,8 @@
-"""FP8 layers in one call each, by the package hopper-gemm, for SGLang.
+"""FP8 layers in one call each, computed by the package hopper-gemm, for SGLang.
 
-Both functions are in the form of SGLang's own backends. In SGLang they would stand in one file,
-`sglang/srt/layers/moe/moe_runner/hopper_gemm.py`. `register.patch` beside this file names them in SGLang's lists:
-`--moe-runner-backend hopper_gemm` and `--fp8-gemm-backend hopper_gemm` then choose them, and nothing else does.
+Both functions have the form of SGLang's own backends. In SGLang they would be in one file,
+`sglang/srt/layers/moe/moe_runner/hopper_gemm.py`. `register.patch` in this folder adds them to SGLang's lists; then
+`--moe-runner-backend hopper_gemm` and `--fp8-gemm-backend hopper_gemm` select them, and no other option does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def hopper_gemm_w8a8_block_fp8_linear(
     act_scale_ue8m0: bool = False,
     weight_bf16: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Cast and multiply BF16 activations: one launch up to 16 tokens."""
+    """Cast BF16 activations and multiply them: in one launch for up to 16 tokens."""
     import deep_gemm
     from sglang.srt.layers.quantization.fp8_utils import triton_w8a8_block_fp8_linear
 
@@ -69,7 +69,7 @@ def hopper_gemm_w8a8_block_fp8_linear(
 
 
 def _gating(config: MoeRunnerConfig) -> dict[str, Any]:
-    """Return the activation's arguments of ``deep_gemm.experts``."""
+    """Return the activation as arguments for ``deep_gemm.experts``."""
     alpha, limit = config.gemm1_alpha, config.gemm1_clamp_limit
     if config.activation == "situ" and limit is not None:
         return {"activation": "situ", "alpha": alpha, "beta": limit}
@@ -97,7 +97,7 @@ def _check_runner_config_supported(config: MoeRunnerConfig) -> None:
 
 
 def _operand(weight: torch.Tensor, scale: torch.Tensor | None, block_shape: list[int] | None) -> Any:
-    """Return experts' weights as ``deep_gemm.experts`` takes them, with scales of blocks, rows or experts."""
+    """Return experts' weights in the form of ``deep_gemm.experts``, with scales of blocks, rows or experts."""
     if weight.dtype != torch.float8_e4m3fn or scale is None:
         raise ValueError(f"The hopper_gemm MoE runner backend expects E4M3 weights and scales, got {weight.dtype}.")
     if block_shape is not None:
@@ -116,7 +116,7 @@ def fused_experts_none_to_hopper_gemm(
 ) -> StandardCombineInput:
     """Compute a MoE layer in one call, from routes to the weighted sum; no expert's rows are padded.
 
-    Weights lie as for the Triton runner. An expert of another rank is -1 in ``topk_ids``, and is skipped.
+    Weights have the Triton runner's layout. Another rank's expert is -1 in ``topk_ids``, and is skipped.
     """
     import deep_gemm
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput

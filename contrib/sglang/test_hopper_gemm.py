@@ -1,4 +1,4 @@
-"""SGLang with the patch, and hopper_gemm.py in its place, on the CPU: `python -m pytest contrib/sglang`."""
+"""Tests of SGLang with the patch, and with hopper_gemm.py in place, on the CPU: `python -m pytest contrib/sglang`."""
 
 import pytest
 import torch

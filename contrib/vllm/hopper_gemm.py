@@ -1,12 +1,12 @@
-"""FP8 layers with scales of blocks in one call each, by the package hopper-gemm, for vLLM.
+"""FP8 layers with scales of blocks in one call each, computed by the package hopper-gemm, for vLLM.
 
-Both classes are in the form of vLLM's own backends. In vLLM they would stand in two files:
+Both classes have the form of vLLM's own backends. In vLLM they would be in two files:
 
     vllm/model_executor/kernels/linear/scaled_mm/hopper_gemm.py        HopperGemmFp8BlockScaledMMKernel
     vllm/model_executor/layers/fused_moe/experts/hopper_gemm_moe.py    HopperGemmExperts
 
-`register.patch` beside this file names them in vLLM's lists, behind its own: with the patch they are chosen by
-`--linear-backend hopper_gemm` and `--moe-backend hopper_gemm`.
+`register.patch` in this folder adds them to vLLM's lists, after vLLM's own: with the patch,
+`--linear-backend hopper_gemm` and `--moe-backend hopper_gemm` select them.
 """
 
 import torch
@@ -31,7 +31,7 @@ BLOCKS = ((128, 128), (64, 64), (32, 32))
 
 
 def has_hopper_gemm() -> bool:
-    """Whether the installed `deep_gemm` is hopper-gemm: DeepGEMM has no `experts`."""
+    """Tell whether the installed `deep_gemm` is hopper-gemm: DeepGEMM has no `experts`."""
     try:
         import deep_gemm
     except ImportError:
@@ -44,7 +44,7 @@ def _is_hopper() -> bool:
 
 
 class HopperGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
-    """Takes BF16 and casts it by itself: up to 16 tokens cast and GEMM are one launch."""
+    """Casts its BF16 activations itself: for up to 16 tokens the cast and the GEMM are one launch."""
 
     apply_input_quant = False
 
@@ -89,7 +89,7 @@ class HopperGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         As: torch.Tensor,
         Bs: torch.Tensor,
     ) -> torch.Tensor:
-        """Multiply BF16 `A`, which `apply_input_quant` leaves as it is; `As` is a placeholder."""
+        """Multiply BF16 `A`, which `apply_input_quant` leaves unquantized; `As` is a placeholder."""
         import deep_gemm
 
         return deep_gemm.linear(A, (B, Bs))
@@ -98,7 +98,7 @@ class HopperGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
 class HopperGemmExperts(mk.FusedMoEExpertsModular):
     """A whole MoE layer in one call: casts, both GEMMs, activation, and the weighted sum of a token's experts.
 
-    Rows of experts are not padded to 128, and no permuted copy of the tokens is made.
+    Rows of experts are not padded to 128, and tokens are not copied in permuted order.
     """
 
     @property
@@ -185,12 +185,12 @@ class HopperGemmExperts(mk.FusedMoEExpertsModular):
     ) -> None:
         import deep_gemm
 
-        of, model = self.quant_config, self.moe_config  # the model's numbers, where the weights' configuration has none
+        of, model = self.quant_config, self.moe_config  # the model's numbers, if the weights' configuration has none
         gating = {"limit": model.swiglu_limit if of.gemm1_clamp_limit is None else of.gemm1_clamp_limit}
         if activation == MoEActivation.SWIGLUOAI_UNINTERLEAVE:
             gating["alpha"] = model.swiglu_alpha if of.gemm1_alpha is None else of.gemm1_alpha
             gating["beta"] = model.swiglu_beta if of.gemm1_beta is None else of.gemm1_beta
-        if expert_map is not None:  # an expert of another rank becomes -1, which is skipped
+        if expert_map is not None:  # another rank's expert becomes -1, which is skipped
             topk_ids = expert_map[topk_ids.clamp(min=0).long()].masked_fill(topk_ids < 0, -1)
         if apply_router_weight_on_input:
             topk_weights = torch.ones_like(topk_weights)

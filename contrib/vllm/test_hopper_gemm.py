@@ -1,4 +1,4 @@
-"""vLLM's own classes around ours, on the CPU: `python -m pytest contrib/vllm`, in an environment that has vLLM."""
+"""Tests of our classes inside vLLM's, on the CPU: `python -m pytest contrib/vllm`, in an environment with vLLM."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Experts that several processes share: what is asked of each process, checked."""
+"""Checks of the arguments of experts that several processes share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..moe.check import WEIGHT_TYPES, check_routes, layer_output, route_weights
 
 
 class Share(NamedTuple):
-    """The experts of one process: numbers `first` to `first + here - 1` of all."""
+    """The experts of one process: `first` to `first + here - 1`."""
 
     num_experts: int
     first: int
@@ -29,17 +29,17 @@ class Share(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The number of the process."""
+        """Return the rank of the process."""
         return self.first // self.here
 
     @property
     def ranks(self) -> int:
-        """Say how many processes there are."""
+        """Count the processes."""
         return self.num_experts // self.here
 
 
 def count_of_each(num_experts: int, world_size: int) -> int:
-    """Say how many experts each process has."""
+    """Return the number of experts of each process."""
     num_experts = integer_in_range("num_experts", num_experts, 1)
     if world_size < 1:
         raise ValueError("group: expected one that this process is a member of")
@@ -63,7 +63,7 @@ def share_of_experts(
 ) -> tuple[Share, tuple[Operands, Operands]]:
     """Check the weights of one process: both are pairs of values and scales, or both are ordinary tensors.
 
-    Give with its share the operands of both products. Tensors become FP8 with the usual scales, if products are in FP8.
+    Return its share, and the operands of both products. Tensors become FP8 with the usual scales if products are FP8.
     """
     count = count_of_each(num_experts, world_size)
     sizes: Sizes = {"experts / processes": count}
@@ -72,9 +72,9 @@ def share_of_experts(
         ("experts / processes", "hidden", "intermediate"),
     )
     if isinstance(w1, Tensor) != isinstance(w2, Tensor):
-        raise ValueError("w2: expected a tensor where w1 is one, and a pair (values, scales) where w1 is a pair")
+        raise ValueError("w2: expected a tensor if w1 is one, and a pair (values, scales) if w1 is a pair")
     if is_bf16 and not isinstance(w1, Tensor):
-        raise ValueError("products: expected 'fp8' where w1 is a pair (values, scales), got 'bf16'")
+        raise ValueError("products: expected 'fp8', because w1 is a pair (values, scales), got 'bf16'")
     given, operands = {}, [BF16_OPERANDS if is_bf16 else USUAL_OPERANDS] * 2
     for i, (name, w, axes) in enumerate((("w1", w1, axes1), ("w2", w2, axes2))):
         if isinstance(w, Tensor):
@@ -100,7 +100,7 @@ def share_of_experts(
 def check_tokens(
     x: Tensor, topk_ids: Tensor, topk_weights: Tensor, share: Share, device: torch.device, out: Tensor | None = None
 ) -> None:
-    """Check the tokens of one process, their routes, and where results go. The host reads no ids of a GPU."""
+    """Check the tokens of one process, their routes, and the output. The host reads no ids from a GPU."""
     sizes: Sizes = {"hidden": share.hidden}
     checks.shaped("x", x, LAYER_TYPES, ("tokens", "hidden"), sizes)
     checks.supported_device("x", x)

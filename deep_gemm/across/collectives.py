@@ -1,6 +1,6 @@
-"""The collectives of a call, asked of the process group itself.
+"""The collectives of a call, called on the process group directly.
 
-torch's own functions also check what holds here anyway. That takes as long again, which a call of few tokens notices.
+torch's own functions repeat checks of this package. These take as long as the collective, which slows small calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from ..core.check.layout import SCALE_BLOCK
 
-# torch 2.13 has new names for both, and warns of the old ones.
+# torch 2.13 has new names for both functions, and warns of the old names.
 _all_gather: Any = getattr(dist.ProcessGroup, "all_gather_single", None) or dist.ProcessGroup._allgather_base
 _all_to_all: Any = getattr(dist.ProcessGroup, "all_to_all_single", None) or dist.ProcessGroup.alltoall_base
 _GATHERS, _EXCHANGES = AllgatherOptions(), AllToAllOptions()
@@ -23,19 +23,19 @@ _GATHERS.asyncOp = _EXCHANGES.asyncOp = False
 
 
 def all_gather(received: Tensor, sent: Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Gather the tensors that all ranks send into `received` on each rank, in order of ranks."""
+    """Gather the tensors that all ranks send, in order of ranks, into `received` on each rank."""
     _finish(_all_gather(_group(group), received, sent, _GATHERS))
 
 
 def all_to_all(
     received: Tensor, sent: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup | None
 ) -> None:
-    """Exchange rows with each rank r: send it `sends[r]`, get `receives[r]`; equal parts if both lists are empty."""
+    """Exchange rows with each rank r: send `sends[r]`, receive `receives[r]`; equal parts if both lists are empty."""
     _finish(_all_to_all(_group(group), received, sent, receives, sends, _EXCHANGES))
 
 
 def all_agree(values: Mapping[str, int], device: torch.device, group: dist.ProcessGroup | None) -> None:
-    """Raise on each rank if a value is not the same on all. All ranks call it; the host waits."""
+    """Raise an error on every rank if a value differs between ranks. All ranks must call it; the host waits."""
     mine = torch.tensor(list(values.values()), dtype=torch.int64, device=device)
     of_all = mine.new_empty(dist.get_world_size(group) * len(values))
     all_gather(of_all, mine, group)
@@ -52,14 +52,14 @@ def agree_about_decode(
     group: dist.ProcessGroup | None,
     gran_k: int | None = SCALE_BLOCK,
 ) -> None:
-    """Raise on each rank if two would send messages of other sizes, or on other ways; `gran_k` None: x goes as BF16."""
+    """Raise an error on every rank if the ranks' messages would differ. `gran_k` None: x is sent in BF16."""
     sizes = {"max_tokens": max_tokens, "hidden": hidden, "topk": topk, "number of experts of a rank": experts}
     of_x = {"number of bytes for a value of x": 2 if gran_k is None else 1, "gran_k of x": gran_k or 0}
     all_agree({**sizes, "peer_memory": int(peer_memory), **of_x}, device, group)
 
 
 def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[object]]) -> None:
-    """Raise if a value is not the same on all ranks. Each rank gives one for each name."""
+    """Raise an error if a value differs between ranks. Each rank passes one value for each name."""
     for name, values in zip(names, zip(*of_ranks, strict=True), strict=True):
         if len(set(values)) > 1:
             by_rank = ", ".join(map(str, values))
@@ -67,7 +67,7 @@ def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[object]]) -> 
 
 
 def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Check that this is a group; give the rank of this process, -1 outside of the group, and how many there are."""
+    """Check the group; return this process's rank (-1 outside of the group) and the number of ranks."""
     outside: object = dist.GroupMember.NON_GROUP_MEMBER
     if not (group is None or group == outside or isinstance(group, dist.ProcessGroup)):
         raise TypeError(f"group: expected a process group of torch.distributed or None, got {type(group).__name__}")
@@ -76,10 +76,10 @@ def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     group = dist.group.WORLD if group is None else group
-    assert group is not None  # a layer is made in a group
+    assert group is not None  # a layer is always made in a group
     return group
 
 
 def _finish(work: Any) -> None:
-    if work is not None:  # a backend that does not order its work behind the stream by itself
+    if work is not None:  # a backend that does not order its work in the stream
         work.wait()

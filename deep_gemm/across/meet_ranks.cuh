@@ -1,5 +1,5 @@
-// Lets the ranks of a node meet after their products: then all results of this call are in the rooms that they belong to, and
-// all rows that came have been read. The kernels ahead have ended, so their stores come before this kernel's flags.
+// Makes the ranks of a node wait for each other after their products. Then each room holds all its results of this call, and
+// all received rows have been read. The earlier kernels have ended, so their stores are visible before this kernel's flags.
 #pragma once
 #include "config.cuh"
 #include "meeting.cuh"
@@ -7,7 +7,7 @@
 struct MeetParams {
   Meeting meeting;
 };
-#include "meet_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "meet_params_layout.cuh"  // asserts the layout that core/params.py packs
 
 struct SharedStorage {
   MeetingStorage meeting;

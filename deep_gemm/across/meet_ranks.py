@@ -1,4 +1,4 @@
-"""The kernel of across/meet_ranks.cuh: how it is compiled, and launched for a node."""
+"""The kernel of across/meet_ranks.cuh: its one configuration, and its launch on a node's GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..core.meeting import MAX_RANKS, STORAGE_BYTES, Node, Way
 
 @dataclass(frozen=True)
 class MeetConfig(Config):
-    """The configuration: there is one. One warp sets the flags, and waits."""
+    """The only configuration. One warp sets the flags, and waits for the other ranks' flags."""
 
     num_threads: int = 32
     shared_bytes: int = STORAGE_BYTES
@@ -24,5 +24,5 @@ KERNEL: Kernel[MeetConfig] = Kernel("meet_ranks", "MeetParams", lambda: [CONFIG]
 
 
 def run(node: Node, device: int) -> None:
-    """Wait until the results of all ranks have come."""
+    """Wait until this rank has received the results of all ranks."""
     KERNEL.run(CONFIG, node.meeting(Way.BACK), 1, device)

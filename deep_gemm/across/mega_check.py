@@ -1,4 +1,4 @@
-"""Mega MoE, a mixture over the ranks of a group in one call: what is asked of its buffer and of a call, checked."""
+"""Checks for mega MoE, a mixture over the ranks of a group in one call: of its buffer's sizes, and of a call."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ TOKEN_MULTIPLE, HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE = 128, 256, 128
 RECIPE = (SCALE_BLOCK, SCALE_BLOCK, SCALE_BLOCK)
 RECIPE_FP4 = (1, 1, packed.COLUMNS)
 FILLED_TYPES = torch.float8_e4m3fn, torch.float32, torch.int64, torch.float32
-"""Types of the first of `MegaTensors`, which the caller fills: x, x_sf, topk_idx, topk_weights."""
+"""Types of the first members of `MegaTensors`, which the caller fills: x, x_sf, topk_idx, topk_weights."""
 SWIGLU = "swiglu"
 
 
 class MegaSizes(NamedTuple):
-    """Sizes of a buffer, and of the mixture that it is made for."""
+    """Sizes of a buffer, and of the mixture that it serves."""
 
     num_experts: int
     ranks: int
     rank: int
     max_tokens: int
-    """Tokens of each rank, a multiple of 128."""
+    """Most tokens of each rank, a multiple of 128."""
     topk: int
     hidden: int
     intermediate: int
 
     @property
     def here(self) -> int:
-        """Say how many experts each rank has."""
+        """Return the number of experts of each rank."""
         return self.num_experts // self.ranks
 
     @property
     def first(self) -> int:
-        """The first expert of this rank."""
+        """Return the first expert of this rank."""
         return self.rank * self.here
 
     @property
     def rows(self) -> int:
-        """Rows of the experts here if every route of every rank comes here."""
+        """Count the rows of this rank's experts if they receive every route of every rank."""
         return self.ranks * self.max_tokens * self.topk
 
 
 class MegaTensors(NamedTuple):
-    """The tensors that a caller fills, and the tensors that a call works in."""
+    """The tensors that a caller fills, and the tensors that a call uses for its work."""
 
     x: Tensor
     """e4m3 `[max_tokens, hidden]`"""
@@ -68,7 +68,7 @@ class MegaTensors(NamedTuple):
     topk_weights: Tensor
     """FP32 `[max_tokens, topk]`"""
     l1_acts: Tensor
-    """e4m3 `[rows, hidden]`: what came, stacked by expert."""
+    """e4m3 `[rows, hidden]`: the received tokens, stacked by expert."""
     l1_acts_sf: Tensor
     """FP32 `[rows, hidden / 128]`"""
     l2_acts: Tensor
@@ -77,25 +77,25 @@ class MegaTensors(NamedTuple):
     """FP32 `[rows, intermediate / 64]`"""
 
     def of(self, tokens: int) -> MegaTensors:
-        """The same with as many tokens."""
+        """Return these tensors, with the first `tokens` rows of the filled ones."""
         filled = len(FILLED_TYPES)
         return MegaTensors(*(x[:tokens] for x in self[:filled]), *self[filled:])
 
 
 class MegaProblem(NamedTuple):
-    """One call, checked."""
+    """The checked arguments of one call."""
 
     y: Tensor
     """BF16 `[tokens, hidden]`"""
     l1: Operand
     """`[experts here, 2 intermediate, hidden]`. In FP8, gate and up alternate every 8 rows, but the scales of all gate
-    rows come before the scales of all up rows. In FP4 all gate rows come first."""
+    rows precede the scales of all up rows. In FP4 all gate rows precede all up rows."""
     l2: Operand
     """`[experts here, hidden, intermediate]`"""
     tensors: MegaTensors
-    """Tensors that the caller filled have as many rows as y."""
+    """The tensors that the caller has filled have the same number of rows as y."""
     counts: Tensor | None
-    """int32 `[experts here]`. The call adds the number of tokens that each expert received."""
+    """int32 `[experts here]`. The call adds each expert's number of received tokens."""
     limit: float | None
 
 
@@ -110,7 +110,7 @@ def mega_sizes(
     rank: int,
     ranks: int,
 ) -> MegaSizes:
-    """Check the sizes that are asked of a new buffer."""
+    """Check the requested sizes of a new buffer."""
     count_of_each(num_experts, ranks)
     tokens = align(integer_in_range("num_max_tokens_per_rank", num_max_tokens_per_rank, 1), TOKEN_MULTIPLE)
     topk = integer_in_range("num_topk", num_topk, 1)
@@ -123,20 +123,20 @@ def mega_sizes(
 
 
 def _multiple(name: str, size: int, of: int) -> int:
-    """Check that a size is a multiple of another, and not 0."""
+    """Check that a size is a positive multiple of another."""
     size = integer_in_range(name, size, 1)
     checks.multiple(name, size, of)
     return size
 
 
 def check_activation(activation: str) -> None:
-    """Check the name of the activation: there is one."""
+    """Check the name of the activation: only "swiglu" is supported."""
     if activation != SWIGLU:
         raise NotImplementedError(f"activation: expected {SWIGLU!r}, got {activation!r}")
 
 
 def check_weights(l1: Operand, l2: Operand, sizes: Sizes, *, is_fp4: bool) -> tuple[Operand, Operand]:
-    """Check both weights of the experts of one rank, and how they fit."""
+    """Check both weights of one rank's experts, and that their sizes match."""
     for name, w in (("l1_weights", l1), ("l2_weights", l2)):
         values, _ = checks.pair(name, w)
         if is_fp4:
@@ -154,7 +154,7 @@ def check_weights(l1: Operand, l2: Operand, sizes: Sizes, *, is_fp4: bool) -> tu
 
 
 def mega_limit(recipe: Recipe, activation: str, activation_clamp: float | None, expected: Recipe) -> float | None:
-    """Check the options of a call, and give the limit of gate and up."""
+    """Check the options of a call, and return the limit of gate and up."""
     if recipe is not expected and recipe_numbers("recipe", recipe) != expected:
         raise NotImplementedError(f"recipe: expected {expected}, got {recipe!r}")
     check_activation(activation)
@@ -172,7 +172,7 @@ def mega_problem(
     *,
     is_fp4: bool,
 ) -> MegaProblem:
-    """Check a call whose `limit` was checked. The host reads no ids of a GPU."""
+    """Check a call whose `limit` is checked already. The host reads no ids from a GPU."""
     checks.written("y", y)
     checks.has_type("y", checks.tensor("y", y), (torch.bfloat16,))
     known: Sizes = {
@@ -184,7 +184,7 @@ def mega_problem(
     checks.bind("y", y, ("tokens", "hidden"), known)
     tokens = known["tokens"]
     if tokens > sizes.max_tokens:
-        raise ValueError(f"y: expected at most {sizes.max_tokens} tokens, for which the buffer is, got {tokens}")
+        raise ValueError(f"y: expected at most {sizes.max_tokens} tokens, the size of the buffer, got {tokens}")
     checks.rows("y", y, "hidden")
     l1, l2 = check_weights(l1, l2, known, is_fp4=is_fp4)
     if counts is not None:
@@ -196,7 +196,7 @@ def mega_problem(
     for name, x in given.items():
         if not has_memory(x):
             raise NotImplementedError(
-                f"{name}: expected a tensor that has memory, outside of torch.compile, got a {type(x).__name__}"
+                f"{name}: expected a tensor with memory, outside of torch.compile, got a {type(x).__name__}"
             )
     filled = tensors.of(tokens)
     for name, dtype in zip(filled._fields[: len(FILLED_TYPES)], FILLED_TYPES, strict=True):
@@ -217,7 +217,7 @@ def fill_problem(
     group_size: int,
     routed_scaling_factor: float,
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Check tokens and the buffer's tensors that they go into; give the tokens to write, and the factor of weights."""
+    """Check tokens and the buffer's tensors; return the tokens to write, and the factor for their weights."""
     sizes: Sizes = {}
     checks.no_gradient("x", x)
     checks.no_gradient("topk_weights", topk_weights)
@@ -240,7 +240,7 @@ def fill_problem(
     inputs = {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights}
     goes_to = dict(zip(("topk_idx", "topk_weights"), filled[2:], strict=True))
     for name, target in targets.items():
-        # An input that already is the first rows of its own target may stay there.
+        # An input may be the first rows of its own target: then it stays in place.
         to_it = {its: e for its, e in inputs.items() if goes_to.get(its) is target and e.dtype == target.dtype}
         apart = {its: e for its, e in inputs.items() if its not in to_it or not checks.same_memory(e, target)}
         checks.no_overlap(apart, target, None, name)

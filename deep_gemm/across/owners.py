@@ -1,4 +1,4 @@
-"""Say which process has which expert, and so which processes a token goes to."""
+"""Find the process of each expert, and so the processes that receive a token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .collectives import place_in
 
 
 def owned_experts(num_experts: int, group: dist.ProcessGroup | None = None) -> slice:
-    """Give the experts of this process: equal parts, in order of ranks.
+    """Return the experts of this process: equal parts, in order of ranks.
 
     `w1[owned_experts(256)]` are this process's weights out of all.
     """
@@ -22,7 +22,7 @@ def owned_experts(num_experts: int, group: dist.ProcessGroup | None = None) -> s
 
 
 def owners_of_routes(topk_ids: Tensor, count: int, world_size: int) -> Tensor:
-    """The rank that has the expert of each route; `world_size` for a route without an expert.
+    """Return for each route the rank of its expert; `world_size` for a route without an expert.
 
     >>> owners_of_routes(torch.tensor([[5, 0], [-1, 3]]), count=2, world_size=3).tolist()
     [[2, 0], [3, 1]]
@@ -32,7 +32,7 @@ def owners_of_routes(topk_ids: Tensor, count: int, world_size: int) -> Tensor:
 
 
 def owners_of_tokens(owners: Tensor, world_size: int) -> Tensor:
-    """The ranks that each token goes to, in their order and each once; then -1.
+    """Return the ranks that receive each token, in order and each once; then -1.
 
     >>> owners_of_tokens(torch.tensor([[2, 0, 2], [3, 1, 3]]), world_size=3).tolist()
     [[0, 2, -1], [1, -1, -1]]
@@ -45,7 +45,7 @@ def owners_of_tokens(owners: Tensor, world_size: int) -> Tensor:
 
 
 def tokens_of_rows(row_of: Tensor, count: int) -> Tensor:
-    """The token of each of `count` rows, if `row_of` has the rows of each token; 0 for others. The host reads nothing.
+    """Return the token of each of `count` rows, from `row_of`; 0 for rows without one. The host does not wait.
 
     >>> tokens_of_rows(torch.tensor([[1, -1], [0, 2]]), count=3).tolist()
     [1, 0, 1]
@@ -57,6 +57,6 @@ def tokens_of_rows(row_of: Tensor, count: int) -> Tensor:
 
 
 def count_routes(owners: Tensor, world_size: int) -> Tensor:
-    """Say how many routes go to each rank, int64. The host reads nothing."""
+    """Count the routes to each rank, int64. The host does not wait."""
     counts = torch.zeros(world_size + 1, dtype=torch.int64, device=owners.device)
     return counts.scatter_add_(0, owners.flatten().long(), torch.ones_like(owners.flatten(), dtype=torch.int64))[:-1]

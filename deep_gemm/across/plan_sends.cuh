@@ -1,9 +1,9 @@
-// Finds the ranks that each token goes to (once to each rank), and its row for each rank. Rows are stacked by rank, and within
-// a rank by token, so the order is the same each time.
+// Finds the ranks that receive each token (once for each rank), and its row for each rank. Rows are stacked by rank, and within
+// a rank by token, so the order is always the same.
 //
-//   row of a token for a rank = where the rank's rows start + tokens for that rank before this CTA's + before it in this CTA
+//   row of a token for a rank = the rank's first row + tokens for that rank before this CTA's + those before it in this CTA
 //
-// CTA i gives rows to kNumThreads tokens. As in route_rows, it counts all tokens by itself, so no CTA waits for another.
+// CTA i gives rows to kNumThreads tokens. Like a CTA of route_rows, it counts all tokens itself, so no CTA waits for another.
 // The first CTA also writes one message for all ranks: facts | rows for each rank | routes for each rank.
 #pragma once
 #include "ptx/warp.cuh"
@@ -11,27 +11,27 @@
 
 struct PlanSendsParams {
   int64_t facts[kNumFacts];
-  const uint8_t* topk_ids;  // [tokens, topk], of kIdBytes
-  int32_t* row_of;          // [tokens, topk]: the rows of a token, by rank; then -1
+  const uint8_t* topk_ids;  // [tokens, topk], of kIdBytes each
+  int32_t* row_of;          // [tokens, topk]: the rows of a token, in order of ranks; then -1
   int64_t* told;            // [kNumFacts + 2 ranks]
   uint32_t tokens, topk;
-  uint32_t experts_here;  // of each rank
+  uint32_t experts_here;  // experts of each rank
   uint32_t ranks;
 };
-#include "plan_sends_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "plan_sends_params_layout.cuh"  // asserts the layout that core/params.py packs
 
 constexpr uint32_t kWarps = kNumThreads / 32;
-constexpr uint32_t kAtOnce = 8;  // loads under way at a time
+constexpr uint32_t kAtOnce = 8;  // loads that a thread starts before it waits
 static_assert(kMaxRanks <= 64, "a bit for each");
 
 struct SharedStorage {
-  uint32_t total[kMaxRanks], before[kMaxRanks];  // tokens for each rank: of all CTAs, of the CTAs before this one
+  uint32_t total[kMaxRanks], before[kMaxRanks];  // tokens for each rank: in all CTAs, and in the CTAs before this one
   uint32_t routes[kMaxRanks];                    // routes to each rank
-  uint32_t next[kWarps][kMaxRanks];              // tokens for each rank that a warp has; then the row of the first of them
+  uint32_t next[kWarps][kMaxRanks];              // tokens for each rank in a warp; later the row of the first such token
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "PlanSendsConfig.shared_bytes and SharedStorage differ");
 
-// The ranks that a token goes to: bit r for rank r. Routes to each are counted unless `routes` is null.
+// Returns the ranks that receive a token: bit r for rank r. Counts the routes to each rank unless `routes` is null.
 DEVICE uint64_t ranks_of(const PlanSendsParams& p, uint32_t token, uint32_t* routes) {
   uint64_t ranks = 0;
 #pragma unroll 1
@@ -53,7 +53,7 @@ DEVICE uint64_t ranks_of(const PlanSendsParams& p, uint32_t token, uint32_t* rou
   return ranks;
 }
 
-// Which lanes of a warp have a token for this rank.
+// Returns a mask of the warp's lanes that have a token for this rank.
 DEVICE uint32_t lanes_for(uint64_t ranks, uint32_t rank) { return ptx::ballot_sync((ranks >> rank & 1) != 0); }
 
 DEVICE void count_all(const PlanSendsParams& p, SharedStorage& shared, uint32_t first_of_cta) {
@@ -113,7 +113,7 @@ KERNEL(kNumThreads, 1) plan_sends(GRID_CONSTANT PlanSendsParams p) {
   if (ptx::block_index() == 0 && thread < kNumFacts) tell(p, thread, p.facts[thread]);
   ptx::syncthreads();
 
-  uint32_t column = 0;  // of the token's next row
+  uint32_t column = 0;  // of the token's next row in p.row_of
   int32_t* rows = p.row_of + uint64_t{token} * p.topk;
 #pragma unroll 1
   for (uint32_t rank = 0; rank < p.ranks; ++rank) {

@@ -1,4 +1,4 @@
-"""The kernel of across/plan_sends.cuh: how it is compiled, and launched for the tokens of a rank."""
+"""The kernel of across/plan_sends.cuh: its configurations, and its launch for the tokens of a rank."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..core.check.layout import ceil_div
 from ..core.kernel import Config, Kernel
 
 NUM_FACTS = 7
-"""Numbers that ranks tell each other beside how many rows and routes come."""
+"""Numbers that a rank sends to every rank, besides its counts of rows and routes."""
 MAX_RANKS = 64
 
 
 @dataclass(frozen=True)
 class PlanSendsConfig(Config):
-    """One configuration. A CTA gives rows to as many tokens as it has threads."""
+    """One configuration. A CTA gives rows to one token for each of its threads."""
 
     id_bytes: int
     num_threads: int = 1024
@@ -31,12 +31,12 @@ class PlanSendsConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people: such as "int64"."""
+        """Return a short name for people, such as "int64"."""
         return f"int{self.id_bytes * 8}"
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in across/plan_sends.cuh, which asserts that it is the same."""
+        """Return the size of `SharedStorage` in across/plan_sends.cuh, which asserts the same size."""
         return (3 + self.num_threads // 32) * MAX_RANKS * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
@@ -46,7 +46,7 @@ class PlanSendsConfig(Config):
 
 
 config_of = cache(PlanSendsConfig)
-"""Gives the configuration for ids of this size."""
+"""Returns the configuration for ids of this size."""
 KERNEL: Kernel[PlanSendsConfig] = Kernel(
     "plan_sends",
     "PlanSendsParams",
@@ -56,7 +56,7 @@ KERNEL: Kernel[PlanSendsConfig] = Kernel(
 
 
 def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, experts_here: int, ranks: int) -> None:
-    """Give tokens their rows, and write the numbers for all ranks into `told`, on the GPU that the ids are on.
+    """Give tokens their rows, and write the numbers for all ranks into `told`, on the GPU of the ids.
 
     `topk_ids`, int32 or int64 `[tokens, topk]`, and `row_of`, int32 of the same shape, are contiguous; `told` is int64
     `[NUM_FACTS + 2 ranks]`.
@@ -67,14 +67,14 @@ def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, ex
 
 
 def grid(config: PlanSendsConfig, tokens: int) -> int:
-    """Count CTAs: one for each `num_threads` tokens, and at least one, which writes counts of 0 without tokens."""
+    """Count the CTAs: one for each `num_threads` tokens, and at least one, which writes counts of 0 without tokens."""
     return max(ceil_div(tokens, config.num_threads), 1)
 
 
 def values_of(
     topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, experts_here: int, ranks: int
 ) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the members of the kernel's parameters."""
     return {
         "facts": struct.pack(f"<{NUM_FACTS}q", *facts),  # some are negative
         "topk_ids": topk_ids,

@@ -1,4 +1,4 @@
-"""A linear layer with an FP8 or FP4 weight, for activations as models have them."""
+"""A linear layer with an FP8 or FP4 weight, for activations in a model's layout."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def linear(
     gran_k: int | None = None,
     recipe_b: Recipe | None = None,
 ) -> Tensor | None:
-    """Compute x @ w.T + bias: cast x to FP8 as `per_token_cast_to_fp8` does, and multiply as `fp8_gemm_nt` does.
+    """Compute x @ w.T + bias: cast x to FP8 like `per_token_cast_to_fp8`, and multiply like `fp8_gemm_nt`.
 
     - `x`: `[..., k]`, BF16, FP16 or FP32, with any leading dimensions and strides.
-    - `w`: values `[n, k]` (torch.float8_e4m3fn) and scales `[ceil(n / 128), ceil(k / 128)]`, as `per_block_cast_to_fp8`
-      gives them. k is a multiple of 16 and n of 8. Scales may be finer: one for each 64x64 or 32x32 block, or for 32
-      columns of a row, FP32 or UE8M0 as `fp8_gemm_nt` takes them. Or coarser, FP32: `[n, 1]` for whole rows, as
-      checkpoints in FP8_DYNAMIC have them, or one element for all. Or FP4 (MXFP4) as `fp8_fp4_gemm_nt` takes it: values
-      `[n, k / 2]`, two to a byte, and scales `[n, k / 32]`, k a multiple of 32.
-    - `out`: BF16 `[..., n]`, its rows at equal distances. Where it is given the function returns None; where it is left
-      out the function makes it and returns it.
+    - `w`: values `[n, k]` (torch.float8_e4m3fn) and scales `[ceil(n / 128), ceil(k / 128)]`, as returned by
+      `per_block_cast_to_fp8`. k is a multiple of 16 and n of 8. Scales may be finer: one for each 64x64 or 32x32 block,
+      or for 32 columns of a row, in FP32 or UE8M0 as for `fp8_gemm_nt`. FP32 scales may be coarser: `[n, 1]` for whole
+      rows, as in checkpoints in FP8_DYNAMIC, or one element for all. The weight may be FP4 (MXFP4) as for
+      `fp8_fp4_gemm_nt`: values `[n, k / 2]`, two to a byte, and scales `[n, k / 32]`, k a multiple of 32.
+    - `out`: BF16 `[..., n]`, its rows at equal distances. If it is given, the function returns None; if it is left out,
+      the function makes it and returns it.
     - `bias`: `[n]`, BF16, FP16 or FP32, added in FP32 before the one rounding to BF16.
-    - `gran_k`: columns of x that share a scale: 32, 64 or 128, or 0 for a whole row. Left out, it is the number of
-      columns of w that share one, and 128 beside FP4.
-    - `recipe_b`: rows and columns of w that share a scale, if int32 words leave it open; else their shape says it.
+    - `gran_k`: columns of x that share a scale: 32, 64 or 128, or 0 for a whole row. The default is the number of
+      columns of w that share a scale; for an FP4 weight it is 128.
+    - `recipe_b`: rows and columns of w that share a scale. Pass it for int32 scales that fit several recipes.
 
-    Where `out` is left out x and bias have gradients, in their types: dx = dy @ w with dy cast to FP8 as x is. The
-    weight has none. Beside FP4 or other scales nothing has one, and what requires one is refused.
+    If `out` is left out, x and bias have gradients, in their types: dx = dy @ w, with dy cast to FP8 like x. The weight
+    has no gradient. With FP4 or other scales nothing has a gradient, and a tensor that requires one is refused.
 
     >>> w = per_block_cast_to_fp8(torch.ones(8, 128))
     >>> linear(torch.ones(2, 3, 128), w, bias=torch.ones(8)).shape
@@ -79,15 +79,15 @@ def compute_linear(p: LinearProblem) -> None:
     d, c = output_and_c(p.out, p.bias)
     values, of_x, of_w = p.operands
     w, sfw = p.w
-    if not of_w.columns:  # a view, as kernels take scales of all of k
+    if not of_w.columns:  # expand scales of all of k to the view that kernels read
         sfw = ue8m0.scales("sfw", sfw, "n", w.shape[:1], w.shape[1], of_w, of_x)
     of_a, of_b = taken(of_x, of_w)
     if values == E2M1 and (sfw.dtype == torch.float32 or of_x.columns < SCALE_BLOCK):
-        # No kernel has such scales: each call makes other operands of them. A bias is one row for all there.
+        # No kernel has such scales: each call makes other operands of them. Their bias is one row for all.
         fp8_gemm_nt(cast_checked(p.x, Target(*of_x, mn_major=True)), p.w, d, d if c is d else p.bias, recipe_a=of_x)
     elif not kernel.run(p.x, (w, sfw), d, c, (values, of_a, of_b)):
-        # Nothing may come between these two, because the product reads the weight beside the cast, except a launch that
-        # lays scales of w out for TMA: a kernel that loads these waits before it reads anything.
+        # No kernel may run between these two, because the product reads the weight during the cast. One exception is a
+        # launch that lays out scales of w for TMA: a kernel that loads these scales waits before it reads anything.
         a, sfa = cast_checked(p.x, Target(*of_x, mn_major=True))
         if not of_w.columns:
             sfa = ue8m0.scales("sfa", sfa, "m", a.shape[:1], a.shape[1], of_x, of_w)
@@ -97,7 +97,7 @@ def compute_linear(p: LinearProblem) -> None:
 
 
 def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Give the D and the C of a product that adds a bias: C is of D's type or FP32, and its rows are whole 16 bytes."""
+    """Return D and C of a product that adds a bias: C has D's type or FP32, and rows of a multiple of 16 bytes."""
     if bias is None:
         return out, None
     if bias.dtype in (out.dtype, torch.float32) and bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0:
@@ -109,7 +109,7 @@ def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | Non
 def _as_operator(
     x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None, *said: int | Recipe | None
 ) -> Tensor | None:
-    # Weights in Parameters require a gradient, but they are not trained here.
+    # Weights in Parameters require a gradient, but this function does not train them.
     operator, (values, scales) = torch.ops.deep_gemm.linear, (each.detach() for each in pair("w", w))
     if out is None:
         return operator.default(x, values, scales, bias, *said)  # type: ignore[no-any-return]

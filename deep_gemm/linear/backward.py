@@ -1,4 +1,4 @@
-"""The gradient of activations through a weight that was cast."""
+"""The gradient of activations through a weight that was cast to FP8."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..gemm.api.dense import fp8_gemm_nt
 
 
 def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
-    """Compute the gradient of the rows of x through a weight `[n, k]` that was cast, n any number of columns.
+    """Compute the gradient of the rows of x through a cast weight `[n, k]`, for any n.
 
-    Columns are the depth of this product, so there zeros are added until products take their number.
+    The n columns of `grad` are the depth of this product, so zeros are added up to a depth that products accept.
     """
     values, scales = w
     more = -values.shape[0] % K_MULTIPLE
@@ -29,41 +29,41 @@ def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
 
 
 def product_back(a: Operand, w: Operand, dtype: torch.dtype, recipe: Recipe | None = None) -> Tensor:
-    """Compute a @ w.T of a weight that is transposed already, in a type. `recipe`: of either side."""
+    """Compute a @ w.T in type `dtype`, for a weight that is transposed already. `recipe`: of both operands."""
     d = empty("the gradient", (a[0].shape[0], w[0].shape[0]), output_type(dtype), a[0].device)
     fp8_gemm_nt(a, w, d, recipe_a=recipe, recipe_b=recipe)
     return d.to(dtype)
 
 
 def bias_gradient(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum up rows in FP32, rounded once. torch does so itself where the types are one, in one launch."""
+    """Sum up rows in FP32 and round once. If the types are equal, torch does so in one launch."""
     return rows.sum(0) if rows.dtype == dtype else rows.sum(0, dtype=torch.float32).to(dtype)
 
 
 def output_type(dtype: torch.dtype) -> torch.dtype:
-    """Give the type that a product writes, if the final result is to have type `dtype`."""
+    """Return the output type of a product whose final result has type `dtype`."""
     return dtype if dtype == torch.bfloat16 else torch.float32
 
 
 def transposed(w: Operand) -> Operand:
-    """Give a cast weight `[..., n, k]` as `[..., k, n]`, its scales as a view.
+    """Transpose a cast weight `[..., n, k]` to `[..., k, n]`; its scales become a view.
 
-    Products would copy the values too, but calls whose values they copy are none that they have seen before.
+    Products would copy the values too, but then they could not recognize the call by its tensors and replay it.
     """
     values, scales = w
     return values.mT.contiguous(), scales.mT
 
 
 def cast_transposed(w: Tensor) -> Operand:
-    """Compute `transposed` of `per_block_cast_to_fp8`, on a GPU from one read of the weight."""
+    """Compute `transposed` of `per_block_cast_to_fp8`; a GPU reads the weight once."""
     values, scales = run(TURNED, (w,), (False,))
     return values, scales.mT
 
 
 def cast_turned_rows(x: Tensor) -> Operand:
-    """Compute `per_token_cast_to_fp8` of a transposed matrix, each row under one scale, on a GPU without a copy.
+    """Compute `per_token_cast_to_fp8` of a transposed matrix, with one scale for each row; a GPU makes no copy.
 
-    A row with a NaN or an infinity has an undefined scale there: each product with it is NaN whatever that is.
+    On a GPU a row with a NaN or an infinity has an undefined scale: any scale makes its products NaN.
     """
     if not has_kernels(x):
         return per_token_cast_to_fp8(x.t().contiguous(), gran_k=0)
@@ -71,7 +71,7 @@ def cast_turned_rows(x: Tensor) -> Operand:
 
 
 def cast_both_ways(w: Tensor) -> tuple[Operand, Operand]:
-    """Compute `per_block_cast_to_fp8` and `cast_transposed`, on a GPU from one read of the weight."""
+    """Compute `per_block_cast_to_fp8` and `cast_transposed`; a GPU reads the weight once."""
     values, turned, scales = run(TURNED, (w,), (True,))
     return (values, scales), (turned, scales.mT)
 

@@ -1,4 +1,4 @@
-"""Checks of a call of `linear`. `weight` also checks the weights of experts."""
+"""Checks of the arguments of `linear`. `weight` also checks the weights of experts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ..gemm import packed
 from ..gemm.kinds.output import ScaledOperands
 
 SCALES_OF_WEIGHTS = PER_BLOCK, BLOCKS_OF_64, BLOCKS_OF_32, MX
-"""How FP8 weights may be scaled, from coarse to fine."""
+"""Allowed scales of FP8 weights, from coarse to fine."""
 OF_ALL_K = WHOLE, TENSOR
-"""Other scales that weights of `linear` and `experts` may have: one for each row, or one for a matrix."""
+"""Further scales for weights of `linear` and `experts`: one for each row, or one for a matrix."""
 
 
 class LinearProblem(NamedTuple):
-    """Rows of any tensor times an FP8 or FP4 weight, plus a bias."""
+    """A checked call of `linear`: rows, an FP8 or FP4 weight, and a bias."""
 
     x: Tensor
     """`[m, k]`"""
     w: Operand
-    """`[n, k]`, as `weight` gives it."""
+    """`[n, k]`, as `weight` returns it."""
     bias: Tensor | None
     """`[n]`"""
     out: Tensor
@@ -38,7 +38,7 @@ class LinearProblem(NamedTuple):
     whole_out: Tensor
     """`out` with the leading dimensions of the caller's x."""
     operands: ScaledOperands
-    """Values of w, and how x and w are scaled."""
+    """The types of w's values, and how x and w are scaled."""
 
 
 def linear_problem(
@@ -89,12 +89,12 @@ def weight(
     recipe_b: Recipe | None = None,
     also: tuple[Scales, ...] = (),
 ) -> tuple[Operand, ScaledOperands]:
-    """Check a weight `[n, k]`, or one for each group; give it, and the types and scales of both operands.
+    """Check a weight `[n, k]`, or one for each group; return it, and the types and scales of both operands.
 
-    FP8 has scales of `SCALES_OF_WEIGHTS`, or `also` others, which come back as they are; UE8M0 comes back as words. FP4
-    (gemm/packed.py) comes back as bytes, its scales as words where they are not FP32. `gran_k`: columns of rows that
-    share a scale; None: the weight's number, or 128 beside FP4. `recipe_b`: rows and columns of the weight that
-    share a scale.
+    FP8 scales are one of `SCALES_OF_WEIGHTS` or `also`; they are returned unchanged, but UE8M0 as words. FP4
+    (gemm/packed.py) is returned as bytes, with scales as words unless they are FP32. `gran_k`: columns of rows that
+    share a scale; None: the weight's number, or 128 for an FP4 weight. `recipe_b`: rows and columns of the weight
+    that share a scale.
     """
     if packed.is_packed(given):
         packed.scales_beside((None, None, recipe_b))
@@ -110,26 +110,26 @@ def weight(
 def operands_of(
     name: str, values: Tensor, sf: Tensor, gran_k: int | None, recipe_b: Recipe | None, also: tuple[Scales, ...] = ()
 ) -> ScaledOperands:
-    """Tell how an FP8 weight and rows beside it are scaled, as `weight` does. Shapes and types alone are looked at."""
+    """Return the types and scales of an FP8 weight and its rows, like `weight`, from shapes and types alone."""
     of_w = _scales_of_weight(f"sf{name}", sf, values.shape, recipe_b, also)
     return E4M3, _scales_of_rows(gran_k, of_w.columns), of_w
 
 
 def _scales_of_rows(gran_k: int | None, usual: int) -> Scales:
-    """Check how many columns of activations share a scale."""
+    """Check the number of activation columns that share a scale."""
     columns = granularity(usual, 0) if gran_k is None else as_integer(gran_k)
     if (1, columns) not in RECIPES_OF_A and not columns == usual == 0:
         allowed = sorted(columns for _, columns in RECIPES_OF_A)
-        raise ValueError(f"gran_k: expected {either(allowed)} columns under a scale, got {gran_k!r}")
+        raise ValueError(f"gran_k: expected {either(allowed)} columns for each scale, got {gran_k!r}")
     return Scales(1, columns)  # type: ignore[arg-type]
 
 
 def _scales_of_weight(
     name: str, sf: Tensor, shape: torch.Size, recipe_b: Recipe | None, also: tuple[Scales, ...]
 ) -> Scales:
-    """Tell from the shape of an FP8 weight's scales how it is scaled, unless it is said.
+    """Return the scales of an FP8 weight: `recipe_b`, or else the scales that fit the shape of `sf`.
 
-    One scale for a whole matrix is one for a block of any size. Four exponents of a word may be more than a row has.
+    A single scale for a matrix fits blocks of any size. A word holds four exponents, even for rows with fewer.
     """
     if recipe_b is not None:
         _, stated = scales_of((None, None, recipe_b))
@@ -155,12 +155,12 @@ def _scales_of_weight(
         each = either([f"{shape} of {of.rows or 'n'}x{of.columns or 'k'} values" for of, shape in shapes.items()])
         raise ValueError(f"{name}: expected shape {each} with {sf.dtype}, got {tuple(sf.shape)}")
     if of_word > 1 and len(found) > 1 and k > found[-1].columns and sf.numel():
-        raise ValueError(f"recipe_b: expected {either([*map(tuple, found)])}: {name} may be words of each, got None")
+        raise ValueError(f"recipe_b: expected {either([*map(tuple, found)])}: {name} fits each of them, got None")
     return found[-1]
 
 
 def _rows_of(out: Tensor, m: int, n: int) -> Tensor:
-    """See an output of any leading dimensions as `[m, n]`."""
+    """View an output with any leading dimensions as `[m, n]`."""
     try:
         return out.view(m, n)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The kernel of linear/linear_decode.cuh: a layer's few rows, cast by the CTAs that multiply them."""
+"""The kernel of linear/linear_decode.cuh, for few rows: the CTAs that multiply rows also cast them."""
 
 from __future__ import annotations
 
@@ -36,83 +36,83 @@ from ..gemm.launch import let_serve_band
 from ..gemm.maps import operand_map
 
 CASTERS = 2 * WARPGROUP_THREADS
-"""Threads of a CTA that cast. Other threads of it load and multiply.
+"""Threads of a CTA that cast. Its other threads load and multiply.
 
-With half as many a cast of 16 rows takes longer than memory hides.
+With half as many threads the cast of 16 rows would take longer than the loads of B.
 """
 LANES = 16
-"""Casters that share a block, a token's 128 columns: 8 columns each."""
+"""Casters that share a block (128 columns of a token): 8 columns each."""
 ROOMS = 2
-"""Groups of A in shared memory at a time: one is multiplied, and one is cast."""
+"""Buffers for groups of A in shared memory: one is multiplied while one is cast."""
 GROUP_BLOCKS = 128
 MAX_BLOCKS_OF_TEAM = 4
-"""More blocks at a time are fewer steps, but the first of them is multiplied later."""
+"""With more blocks at a time a CTA takes fewer steps, but starts to multiply later."""
 CASTING_REGISTERS = 40
-"""A caster's registers for addresses, counters, keys and quotients. The blocks that it holds take more."""
+"""A caster's registers for addresses, counters, keys and quotients. It needs more for the blocks that it holds."""
 MIN_STAGES = 2
 MAX_ROWS = 16
-"""With more rows, sending casts to other CTAs takes longer than a launch and a trip through memory."""
+"""With more rows, sending casts to other CTAs takes longer than a second launch and a trip through memory."""
 FEW_BLOCKS = 32
-"""A CTA casts this many blocks without help: sending them to others costs more than casting them."""
+"""A CTA casts up to this many blocks alone: sending them to others costs more than casting them."""
 MAX_CLUSTER_N = 4
 MOST_BLOCKS, MOST_ROWS = 128, 8
-"""A CTA casts at most this many blocks; or it and the CTAs that help it cast at most this many rows together.
+"""A CTA casts at most this many blocks. Or it and its helpers cast at most this many rows together.
 
-More take longer than the wait for B.
+More would take longer than the loads of B.
 """
 MOST_SEARCHED = 16384
-"""Numbers of x that a CTA may search for the largest magnitudes of whole rows, before it casts.
+"""Most elements of x that a CTA may search for the largest magnitudes of whole rows, before it casts.
 
-A search of more takes longer than the wait for B.
+A search in more elements takes longer than the loads of B.
 """
 MAX_CHOICES = 4096
 PITCH_LIMIT = 1 << 32
-"""Bytes between rows of x are a number of 32 bits."""
+"""Kernels count the bytes between rows of x in 32 bits."""
 
 
 @dataclass(frozen=True)
 class LinearDecodeConfig(Config):
-    """One configuration: `tile` is computed as `fp8_gemm_decode` computes it, with stages for B alone."""
+    """One configuration: it computes `tile` like `fp8_gemm_decode`, but its stages hold B alone."""
 
     tile: DecodeConfig
     cluster_n: int
-    """CTAs, with tiles beside each other, that share out the cast of the rows that they all multiply."""
+    """CTAs with adjacent tiles. They share out the cast of the rows that they all multiply."""
 
     @property
     def name(self) -> str:
-        """Short, for people."""
+        """Return a short name for people."""
         return f"{self.tile.name} casting/n{self.cluster_n}"
 
     @property
     def cluster_size(self) -> int:
-        """CTAs of a cluster."""
+        """Count the CTAs of a cluster."""
         return self.cluster_n * self.tile.cluster_k
 
     @property
     def num_threads(self) -> int:
-        """Threads of a block: the tile's, and the casters."""
+        """Count the threads of a CTA: the tile's, and the casters."""
         return self.tile.num_threads + CASTERS
 
     @property
     def ctas_per_sm(self) -> int:
-        """CTAs that are to share an SM."""
+        """Count the CTAs that share an SM."""
         return self.tile.ctas_per_sm
 
     registers_limit = property(registers_of)
 
     @property
     def blocks_of_team(self) -> int:
-        """Blocks that a caster takes part in at a time."""
+        """Count the blocks that a team of casters holds at a time."""
         return min(GROUP_BLOCKS // (CASTERS // LANES * self.cluster_n), MAX_BLOCKS_OF_TEAM)
 
     @property
     def group_blocks(self) -> int:
-        """Blocks that a cluster casts for a part of k, and then multiplies, at a time."""
+        """Count the blocks in a group: a cluster casts a group for a part of k, and then multiplies it."""
         return self.blocks_of_team * (CASTERS // LANES) * self.cluster_n
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in linear/linear_decode.cuh, which asserts that it is the same."""
+        """Return the size of `SharedStorage` in linear/linear_decode.cuh, which asserts the same size."""
         ring = self.tile.num_stages * self.tile.block_n * BLOCK_K
         a, scales = (ROOMS * self.group_blocks * size for size in (BLOCK_K, 4))
         barriers = (self.tile.num_stages * 2 + 2 + ROOMS * 2) * 8
@@ -135,7 +135,7 @@ class LinearDecodeConfig(Config):
             tile.cluster_k > 1 or tile.num_stages * tile.block_n * BLOCK_K >= tile_bytes,
             "a ring that holds a tile of FP32, which is transposed there",
         )
-        # A math thread holds totals, partial sums and scales of a k-block; a caster holds the blocks that it will cast.
+        # A math thread holds totals, partial sums and scales for a k-block; a caster holds blocks before their cast.
         registers = max(
             tile.block_tokens + tile.block_tokens // 4 + OTHER_REGISTERS, 4 * self.blocks_of_team + CASTING_REGISTERS
         )
@@ -144,7 +144,7 @@ class LinearDecodeConfig(Config):
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Return the numbers and switches that the source needs."""
         return {
             **self.tile.constants(),
             "kInputBytes": 2,
@@ -160,7 +160,7 @@ class LinearDecodeConfig(Config):
 
 
 def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:
-    """Configure the kernel for a product that would have this tile; None if a cast of its own is better."""
+    """Configure the kernel for a product with this tile; return None if a separate cast is faster."""
     k_blocks = ceil_div(k, BLOCK_K)
     blocks = m * ceil_div(k_blocks, product.cluster_k)
     cluster_n = 1 if product.cluster_k > 1 else 2
@@ -169,7 +169,7 @@ def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:
         cluster_n *= 2
     if m > MAX_ROWS or (blocks > MOST_BLOCKS * cluster_n and m > MOST_ROWS * cluster_n):
         return None
-    # Each CTA of a cluster searches a share of x for the scales of whole rows, so none may be without k-blocks.
+    # Each CTA of a cluster searches a share of x for the scales of whole rows, so each needs at least one k-block.
     searchers = product.cluster_k * cluster_n
     if product.sfa == WHOLE and (m * k > MOST_SEARCHED * searchers or k_blocks < product.cluster_k):
         return None
@@ -179,17 +179,17 @@ def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:
 
 @cache
 def linear_decode_config(product: DecodeConfig, cluster_n: int) -> LinearDecodeConfig | None:
-    """Configure the kernel for the tile of a product, with all the stages that fit; None where it cannot be built."""
+    """Configure the kernel for a product's tile, with all stages that fit; return None if it cannot be built."""
     depths = range(MAX_STAGES, MIN_STAGES - 1, -1)
     deepest_first = (LinearDecodeConfig(replace(product, num_stages=depth), cluster_n) for depth in depths)
     return next((config for config in deepest_first if config.why_illegal() is None), None)
 
 
 def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None, operands: Operands = USUAL_OPERANDS) -> bool:
-    """Compute D = C + cast(x) @ w.T in one launch, if rows are few; else do nothing, and say so.
+    """Compute D = C + cast(x) @ w.T in one launch and return True; return False if the kernel does not serve the call.
 
-    All of it was checked. C is BF16, D itself or apart from it, or FP32, and may be one row for all, with a stride of
-    zero. `operands`: values of w, and how cast(x) and w are scaled.
+    All arguments were checked. C is BF16, D itself or disjoint from it, or FP32; a stride of zero makes one row of C
+    serve all rows. `operands`: the types of w's values, and how cast(x) and w are scaled.
     """
     if not serves(x, d):
         return False
@@ -204,7 +204,7 @@ def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None, operands: Operands =
 
 
 def serves(x: Tensor, d: Tensor) -> bool:
-    """Tell whether the kernel may cast these rows: a few in BF16, that begin where 16 bytes may."""
+    """Tell whether the kernel can cast these rows: a few in BF16, at multiples of 16 bytes."""
     (m, k), pitch = x.shape, x.stride(0) * x.element_size()
     return (
         0 < m <= MAX_ROWS
@@ -221,15 +221,15 @@ def serves(x: Tensor, d: Tensor) -> bool:
 
 @lru_cache(MAX_CHOICES)
 def config_of(m: int, n: int, k: int, output: Output, device: int, generation: int) -> Any:
-    """Give the configuration of the product alone: this kernel cuts k as it does, for one order of sums.
+    """Return the configuration of the product alone: this kernel splits k alike, to add in the same order.
 
-    `generation` says which settings are in force.
+    `generation` numbers the settings in force.
     """
     return choose(Sizes(m, n, k), output, gpu_of(device))
 
 
 def reachable_linear() -> list[LinearDecodeConfig]:
-    """Every configuration that `serving` can give."""
+    """List every configuration that `serving` can return."""
     tiles = [
         replace(tile, block_tokens=tokens)
         for tile in reachable()
@@ -242,12 +242,12 @@ def reachable_linear() -> list[LinearDecodeConfig]:
 
 
 def grid(config: LinearDecodeConfig, m: int, n: int) -> int:
-    """A cluster for each tile of D, or for as many beside each other as share out the cast."""
+    """Count the CTAs: a cluster for each tile of D, or for the adjacent tiles that share a cast."""
     return align(config.tile.ctas(m, n), config.cluster_size)
 
 
 def values_of(config: LinearDecodeConfig, x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the members of the kernel's parameters."""
     (m, n), k, (values, scales) = d.shape, x.shape[1], w
     rows = min(config.tile.block_n, n)
     return {
@@ -269,7 +269,7 @@ def values_of(config: LinearDecodeConfig, x: Tensor, w: Operand, d: Tensor, c: T
 
 
 def code_plan(config: LinearDecodeConfig) -> CodePlan:
-    """Derive the plan that the kernel's machine code must match. It writes D by ordinary stores."""
+    """Derive the plan that the kernel's machine code must match. The kernel writes D by ordinary stores."""
     tile = config.tile
     return CodePlan(
         roles=((32, None), (WARPGROUP_THREADS * tile.num_math_warpgroups, None), (CASTERS, None)),

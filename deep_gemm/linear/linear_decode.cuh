@@ -1,23 +1,23 @@
-// D = C + cast(x) @ B.T for few rows of BF16, the tokens of a decode step: CTAs cast the rows that they multiply, and share the
+// D = C + cast(x) @ B.T for few rows of BF16: the tokens of a decode step. CTAs cast the rows that they multiply, and share this
 // work with the CTAs of their cluster that multiply the same rows. The result has the bits of cast_rows followed by
 // fp8_gemm_decode.
 //
 //   producer, one thread         for each k-block:           empty --wait--> TMA B --bytes--> full
-//   casters, 8 warps             for whole rows, ahead:      x -> registers -> largest magnitude of a token's part of a row
+//   casters, 8 warps             for whole rows, first:      x -> registers -> largest magnitude of a token's part of a row
 //                                                            --bytes--> amaxes and amaxes_full of each CTA of the cluster
 //                                for each group of k-blocks: x -> registers -> largest magnitude of a token's 128 columns
 //                                                            a_empty of all --wait--> sfa * sfb, FP8 values --bytes-->
 //                                                            a and a_full of each CTA that multiplies them
 //   math, 1 or 2 warpgroups      for each group of k-blocks: a_full --wait-->
-//                                  for each k-block of it:   full --wait--> WGMMA, promote --arrive--> empty
-//                                                            --arrive--> a_empty of each CTA that casts for this one
+//                                  for each of its k-blocks: full --wait--> WGMMA, promote --arrive--> empty
+//                                                            --arrive--> a_empty of each CTA that casts for this CTA
 //                                after the last k-block:     accumulators --cluster--> sums -> transposed -> D
 //
-// A cluster is kClusterN tiles beside each other, times kClusterK parts of k. CTAs of the same part need the same A: each casts every
-// kClusterN-th block of it for all of them. A has room for two groups, so the next is cast while one is multiplied.
-// While the first group is cast the ring fills with B, which takes longer to arrive. decode/tile.cuh has a CTA's share of the
+// A cluster is kClusterN adjacent tiles times kClusterK parts of k. CTAs with the same part of k need the same A: each casts every
+// kClusterN-th block of it for all of them. Shared memory holds two groups of A, so one is cast while the other is multiplied.
+// While the first group is cast, the ring fills with B, which takes longer to arrive. decode/tile.cuh defines a CTA's share of the
 // work, the loop over k-blocks, and the stores to D. kWholeRows: each whole row of A and of B has one scale. Then a cluster reads
-// all of x twice: for the largest magnitudes, and to cast it. Totals are scaled after the last k-block.
+// x twice: to find the largest magnitudes, and to cast it. Totals are scaled after the last k-block.
 #pragma once
 #include "cast/fp8.cuh"
 #include "config.cuh"
@@ -28,23 +28,23 @@
 #include "ptx/warp.cuh"
 
 struct LinearParams {
-  ptx::TensorMap map_b;  // boxes have no more rows than B
+  ptx::TensorMap map_b;  // a box has at most B's number of rows
   const uint8_t* x;
   const float* sfb;
   uint8_t* d;
   const uint8_t* c;
   uint64_t d_pitch, c_pitch;  // in elements; c_pitch is 0 for a bias
-  uint32_t x_pitch;           // in bytes; 32 bits, so that an address is one instruction
+  uint32_t x_pitch;           // in bytes; 32 bits, so that one instruction computes an address
   uint32_t sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
-  uint32_t slot_bytes;  // of one box of B
+  uint32_t slot_bytes;  // bytes of one box of B
 };
 DEVICE uint32_t column_of_d(const LinearParams&, uint32_t column) { return column; }
-#include "linear_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "linear_params_layout.cuh"  // asserts the layout that core/params.py packs
 
-// Threads are the math warps', the producer's, and the casters', in this order.
+// Threads are ordered by role: math warps, producer, casters.
 constexpr uint32_t kFirstCaster = kNumMathThreads + 32, kCasters = kNumThreads - kFirstCaster;
-// Barrier 2 is the casters' and the producer's; 1 is the math warps'.
+// Named barrier 2 joins the casters and the producer; named barrier 1 joins the math warps.
 constexpr uint32_t kXIsOnItsWay = 2;
 
 // A block is 128 columns of a token. A team of kLanes casters casts kBlocksOfTeam blocks of a group.
@@ -56,33 +56,33 @@ static_assert(kElements * kLanes == kBlock && kBlock == kBlockK, "a team's lanes
 static_assert(kBlocksOfTeam * kClusterN <= kLanes, "a lane for each scale and each CTA that it goes to");
 constexpr uint32_t kClusterSize = kClusterN * kClusterK;
 static_assert(kClusterSize > 1, "st.async wants a cluster");
-constexpr uint32_t kBlocksAtOnce = 4;  // blocks that a team loads at a time while it searches a row
+constexpr uint32_t kBlocksAtOnce = 4;  // blocks that a team loads before it waits, while it searches a row
 
-// Rooms for a group of A. Number i goes to room i % 2, as the (i / 2)-th there.
+// Buffers for groups of A. Group i uses buffer i % 2, for the (i / 2)-th time.
 constexpr uint32_t kRooms = 2;
 
 struct SharedStorage {
   alignas(1024) uint8_t b[kNumStages][kBBytes];
-  alignas(1024) uint8_t a[kRooms][kGroupKBlocks][kABytes];  // rows of tokens that are not there are never written
+  alignas(1024) uint8_t a[kRooms][kGroupKBlocks][kABytes];  // rows past the last token are never written
   alignas(128) float exchange[kClusterK > 1 ? exchange_floats(kAccumulators) : 4];
   union {
     float scales[kRooms][kGroupKBlocks * kBlockTokens];  // sfa * sfb: [k-block][token]
-    float amaxes[kClusterSize][kCastTeams];              // kWholeRows: what the teams of each CTA have found
+    float amaxes[kClusterSize][kCastTeams];              // kWholeRows: largest magnitudes that the teams of each CTA have found
   };
   Ring ring;
-  uint64_t received;  // by `exchange`
+  uint64_t received;  // arrivals of data in `exchange`
   uint64_t a_full[kRooms], a_empty[kRooms], amaxes_full;
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "LinearDecodeConfig.shared_bytes and SharedStorage differ");
 static_assert(kClusterK > 1 || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
 
-// The cluster's rank of the CTA at this place among its tiles, with this CTA's part of k.
+// Returns the rank in the cluster of the CTA at `place` along n, with this CTA's part of k.
 DEVICE uint32_t rank_at(const Work& work, uint32_t place) { return place * kClusterK + work.rank; }
 
-// Whether there is a tile for this CTA. If not, it casts for the others of its cluster.
+// Tells whether this CTA has a tile. A CTA without one only casts for the others of its cluster.
 DEVICE bool has_tile(const LinearParams& p, const Work& work) { return work.row_n < p.n; }
 
-// Loads this CTA's k-blocks of B, each into the next slot of the ring.
+// Loads this CTA's k-blocks of B into successive slots of the ring.
 DEVICE void load_k_blocks(const LinearParams& p, SharedStorage& shared, const Work& work) {
   RingPosition at;
   for (uint32_t i = work.k_block; i < work.end_k_block; ++i, at = at.next()) {
@@ -93,7 +93,7 @@ DEVICE void load_k_blocks(const LinearParams& p, SharedStorage& shared, const Wo
   }
 }
 
-// Some k-blocks of all tokens, and the blocks that they have, counted token by token.
+// Some k-blocks of all tokens, as blocks that are counted token by token.
 struct Group {
   uint32_t k_block, count, num_blocks;
   uint32_t reciprocal;  // 2^20 / count, rounded up
@@ -104,30 +104,30 @@ struct Group {
         num_blocks(p.m * count),
         reciprocal(((1 << 20) + count - 1) / count) {}
 
-  // FP8 values, and the scales of blocks.
+  // Returns the bytes of the FP8 values and of the blocks' scales.
   DEVICE uint32_t bytes() const { return num_blocks * (kBlock + (kWholeRows ? 0 : 4)); }
 };
 
-// One of a group's blocks: the i-th of this thread's team.
+// One of a group's blocks: number i of this thread's team.
 struct Place {
-  uint32_t block, token, k_block;  // counted from the first of the group
+  uint32_t block, token, k_block;  // counted from the group's first
 
   DEVICE Place(const Group& group, const Work& work, uint32_t i) {
     block = (i * kCastTeams + (ptx::thread_index() - kFirstCaster) / kLanes) * kClusterN + work.place;
-    token = block * group.reciprocal >> 20;  // exact: blocks are few
+    token = block * group.reciprocal >> 20;  // exact for such small numbers
     k_block = block - token * group.count;
   }
   DEVICE bool is_there(const Group& group) const { return block < group.num_blocks; }
 };
 static_assert(kGroupBlocks <= 1024, "the quotients of Place are exact");
 
-// Where a lane's 8 columns of a token lie in a k-block of A: rows of 128 bytes, whose 16-byte chunks are swizzled as TMA does.
+// Returns the offset of a lane's 8 columns in a k-block of A: rows of 128 bytes, with 16-byte chunks swizzled like TMA's.
 DEVICE uint32_t offset_in_a(uint32_t token, uint32_t lane) {
   return token * kBlockK + ((lane / 2 ^ token % 8) * 16 + lane % 2 * 8);
 }
 
-// Loads a lane's columns of a block: zeros past k, and if it is not there. Not by ".nc", which the compiler may move to before
-// griddepcontrol_wait.
+// Loads a lane's columns of a block; zeros past k, and for an absent block. It avoids ".nc" loads, which the compiler may move
+// before griddepcontrol_wait.
 DEVICE void load_block(Piece& to, const LinearParams& p, bool is_there, uint32_t token, uint32_t k_block, uint32_t lane) {
   const uint32_t column = k_block * kBlockK + lane * kElements;
   to = {};
@@ -137,12 +137,12 @@ DEVICE void load_block(Piece& to, const LinearParams& p, bool is_there, uint32_t
   to = {loaded.x, loaded.y, loaded.z, loaded.w};
 }
 
-// A thread's part of its team's blocks before they are cast.
+// A thread's part of its team's blocks, before the cast.
 struct Pieces {
   Piece held[kBlocksOfTeam];
-  float sfb;  // for the block whose scale this lane sends, where it sends it: lane kBlocksOfTeam * place + block
+  float sfb;  // for the block whose scale this lane sends (lane kBlocksOfTeam * place + block)
 
-  // All loads are under way before the first is used.
+  // Issues all loads before the first is used.
   DEVICE void load(const LinearParams& p, const Work& work, const Group& group, uint32_t lane) {
 #pragma unroll
     for (uint32_t i = 0; i < kBlocksOfTeam; ++i) {
@@ -157,8 +157,8 @@ struct Pieces {
                              static_cast<uint64_t>(k_block) * p.sfb_stride_k);
   }
 
-  // Sends values, and scales of blocks. Returns false, and sends nothing, if kIsOrdinary takes all blocks for ordinary but one is
-  // not. A lane has the scale of one block, or with kWholeRows of a token; it follows from the largest magnitude.
+  // Sends values, and scales of blocks. kIsOrdinary assumes that all blocks are ordinary: if one is not, it returns false and
+  // sends nothing. A lane holds the scale of one block (with kWholeRows, of a token), computed from the largest magnitude.
   template <bool kIsOrdinary>
   DEVICE bool cast(SharedStorage& shared, const Work& work, const Group& group, uint32_t room, uint32_t lane, float amax) const {
     if constexpr (!kWholeRows) {
@@ -202,7 +202,7 @@ DEVICE uint32_t num_sought(const LinearParams& p) { return p.m > 8 ? 16 : p.m > 
 static_assert(kBlockTokens <= kCastTeams && kCastTeams == 16, "a team for each token");
 
 // Sends the largest magnitudes of this CTA's share of x to all CTAs of the cluster. With one token the CTA also casts that share.
-// Infinities may count: a row that has one becomes NaN whatever its scale.
+// An infinity may count as the largest magnitude: its row becomes NaN with any scale.
 DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work& work, uint32_t lane) {
   const uint32_t team = (ptx::thread_index() - kFirstCaster) / kLanes, tokens = num_sought(p), teams = kCastTeams / tokens;
   uint32_t keys[1] = {0};
@@ -220,12 +220,12 @@ DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work
     for (const Piece& piece : held) keys[0] = larger_key(keys[0], key_of<true>(piece));
   }
   const float amax = amax_of(largest_of_team(keys, lane));
-  ptx::cluster_wait();  // all CTAs of the cluster run, and their barriers are ready for data that is sent
+  ptx::cluster_wait();  // all CTAs of the cluster run, and their barriers are initialized
   if (lane < kClusterSize)
     ptx::st_async_b32(&shared.amaxes[rank_at(work, work.place)][team], &shared.amaxes_full, lane, ptx::bits_of(amax));
 }
 
-// Gives lane t of a warp the largest magnitude of token t % num_sought, when all CTAs of the cluster have sent theirs.
+// Returns to lane t of a warp the largest magnitude of token t % num_sought, once all CTAs of the cluster have sent theirs.
 DEVICE float amax_of_row(const LinearParams& p, SharedStorage& shared) {
   const uint32_t lane = ptx::lane_index();
   float amax = 0.f;
@@ -239,25 +239,25 @@ DEVICE float amax_of_row(const LinearParams& p, SharedStorage& shared) {
   return amax;
 }
 
-// Casts this CTA's share of each group.
+// Casts this CTA's share of each group, and sends it.
 DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t lane = ptx::thread_index() % kLanes;
   Group group(p, work, work.k_block);
   Pieces pieces;
   pieces.load(p, work, group, lane);
-  // The first loads of x enter memory's queues ahead of B: else x would wait for all loads that the ring has room for.
+  // The first loads of x are issued before B's: otherwise x would wait behind all the loads that fill the ring.
   if constexpr (kWholeRows) {
     search_rows(p, shared, work, lane);
   } else {
     ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
-    ptx::cluster_wait();  // all CTAs of the cluster run, and their barriers are ready for data that is sent
+    ptx::cluster_wait();  // all CTAs of the cluster run, and their barriers are initialized
   }
   const float amax = kWholeRows ? amax_of_row(p, shared) : 0.f;
 #pragma unroll 1
   for (uint32_t number = 0;; ++number) {
     const uint32_t room = number % kRooms;
     ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);
-    // Data from other CTAs may have landed before this arrival.
+    // Other CTAs may send data before this arrival.
     if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());
     if (__builtin_expect(!pieces.cast<true>(shared, work, group, room, lane, amax), 0))
       pieces.cast<false>(shared, work, group, room, lane, amax);
@@ -286,12 +286,12 @@ DEVICE void multiply_groups(const LinearParams& p, SharedStorage& shared, const 
     const uint32_t room = number % kRooms, left = work.end_k_block - first;
     const uint32_t a_address = ptx::smem_address(shared.a[room]);
     ptx::mbarrier_wait_parity_cluster(&shared.a_full[room], number / kRooms & 1);
-    ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have sent
+    ptx::fence_proxy_async_shared();  // WGMMA reads bytes that threads have sent
     if (has_tile(p, work))
       multiply_k_blocks<!kWholeRows>(
           shared.ring, b_address, [&](uint32_t i, uint32_t) { return a_address + i * kABytes; }, shared.scales[room],
           left < kGroupKBlocks ? left : kGroupKBlocks, at, total);
-    // Only to who is going to wait for it: he does not end before it comes.
+    // Arrives only at CTAs that will wait for it: they are still running.
     if (left > kRooms * kGroupKBlocks && ptx::lane_index() < kClusterN)
       ptx::mbarrier_arrive_cluster(&shared.a_empty[room], rank_at(work, ptx::lane_index()));
   }
@@ -315,9 +315,9 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_linear_decode(GRID_CONSTANT LinearParam
     }
     init_barriers(shared, work);
   }
-  ptx::cluster_arrive_relaxed();  // this CTA runs, its barriers are there, and it may be written to
+  ptx::cluster_arrive_relaxed();  // tells: this CTA runs, its barriers are initialized, and others may write to it
 
-  // From here on data that the kernel before wrote can be read; B may be such data too.
+  // After this wait the data of the previous kernel can be read; B may be such data.
   ptx::griddepcontrol_wait();
   const bool has_k_blocks = work.k_block < work.end_k_block;
   if (warp > kNumMathWarps) {

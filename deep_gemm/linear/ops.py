@@ -15,13 +15,13 @@ from .check import OF_ALL_K, linear_problem, operands_of
 
 
 def ask_linear(out: Tensor | None, **given: Any) -> Tensor | None:
-    """Ask what `linear` computes, without an answer."""
+    """Check a call of `linear`, and return an empty output unless `out` is given."""
     problem = linear_problem(out=out, **given)
     return problem.whole_out if out is None else None
 
 
 def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the tensors that the gradients are computed from."""
+    """Save the tensors that backward needs."""
     x, w, sfw, bias, gran_k, recipe_b = inputs
     if w.dtype != torch.float8_e4m3fn:
         raise ValueError(
@@ -40,7 +40,7 @@ def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of x and of the bias that are needed. The weight is frozen."""
+    """Compute the needed gradients of x and of the bias. The weight is frozen."""
     needs_x, needs_bias = ctx.needs_input_grad[0], ctx.bias_dtype is not None and ctx.needs_input_grad[3]
     rows = grad.reshape(-1, grad.shape[-1])
     of_x = input_gradient(rows, ctx.saved_tensors, ctx.x_dtype).view(ctx.x_shape) if needs_x else None

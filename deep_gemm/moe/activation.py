@@ -1,4 +1,4 @@
-"""The activation between the two products of a gated layer: silu(gate) * up, cast to FP8 at once."""
+"""The activation between the two products of a gated layer: silu(gate) * up, cast to FP8 in the same kernel."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def silu_mul_cast_to_fp8(
 
     - `x`: `[..., m, 2 i]`, BF16, FP16 or FP32: gate in the first i columns, up in the others.
     - `row_weights`: FP32 `[..., m]`, factors of whole rows.
-    - `masked_m`: int32 `[groups]` where x is `[groups, max_m, 2 i]`: only the first `masked_m[g]` rows of each group
-      count.
-    - `ends`: int32 `[groups]` where x is `[m, 2 i]`: only rows of groups count. Group g owns the rows from
+    - `masked_m`: int32 `[groups]` where x is `[groups, max_m, 2 i]`: only the first `masked_m[g]` rows of group g are
+      computed.
+    - `ends`: int32 `[groups]` where x is `[m, 2 i]`: only rows of groups are computed. Group g owns the rows from
       `ends[g - 1]`, aligned to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`.
-    - `limit`: gate counts as at most this, up as within +-this. A NaN stays NaN.
+    - `limit`: gate is cut to at most this, and up to between -this and this. A NaN stays NaN.
     - `use_ue8m0`, `min_amax`, `mn_major`, `gran_k`: as for `per_token_cast_to_fp8`, which casts the result.
-    - `activation`: "swiglu", gate * sigmoid(alpha * gate) * (up + beta), alpha 1 and beta 0 if they are not said; or
-      "situ", alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta), alpha 4 and beta 25, without a limit.
+    - `activation`: "swiglu", gate * sigmoid(alpha * gate) * (up + beta), by default alpha 1 and beta 0; or "situ",
+      alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta), by default alpha 4 and beta 25, no limit.
 
     The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / gran_k)]` (torch.float32). A
-    row that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros, scale 1). Every
+    row outside the groups may hold anything, NaN too, and its result is undefined (on the CPU zeros, scale 1). Every
     step is rounded to FP32: sigmoid(gate), which is zero below 2^-126, then its product with gate, with up and with the
-    row's weight, in this order. A GPU's sigmoid may be up to 2^-17 of itself away (2^-20 for gates from -10 on), so an
-    element may become the FP8 number beside the CPU's. There is no gradient: see `experts`.
+    row's weight, in this order. A GPU's sigmoid has a relative error up to 2^-17 (2^-20 for gates from -10 on), so an
+    element may become the FP8 number next to the CPU's. There is no gradient: see `experts`.
 
     >>> x = torch.tensor([[0.0, 100.0, 3.0, 4.48]])
     >>> values, scales = silu_mul_cast_to_fp8(x)
@@ -81,7 +81,7 @@ def cast_activated(
 ) -> Any:
     """Check and compute an activation: `Quantized`, or BF16 `Rows` if it is not `scaled`.
 
-    The host reads no value of a GPU. `is_dependent`: as for `Kernel.run`.
+    The host does not wait for the GPU. `is_dependent`: as for `Kernel.run`.
     """
     columns = None if scaled is None else scaled.columns
     return run(ACTIVATED, *_as_call(p, False, 0.0, mn_major, columns, is_dependent))
@@ -145,7 +145,7 @@ ACTIVATED = Function(
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
-    """FP32 silu(gate) * up of rows that hold gate and up side by side."""
+    """Compute FP32 silu(gate) * up of rows that hold gate and up side by side."""
     return activated(x, Gating(limit=limit))
 
 
@@ -160,16 +160,16 @@ def activated_product_of_rows(
     limit: float | None = None,
     gates_apart: bool = False,
 ) -> None:
-    """Multiply rows by gate and up of their groups, activate, weight, and cast at once: into `d`, values and scales.
+    """Multiply rows by gate and up of their groups, activate, weight and cast them in one kernel, into `d`.
 
-    `b` `[groups, 2 i, k]` has 8 rows of gate and 8 of up in turn, but all scales of gate, one for each 128x128 block,
-    come before all scales of up. `d` is room for values `[m, i]` and for scales `[m, i / 64]`, m-major, as
-    `product_of_rows_by_64` takes them. `ends`: where the rows of each group end; rows behind the last end stay as is.
+    `b` `[groups, 2 i, k]` alternates 8 rows of gate and 8 rows of up, but all scales of gate, one for each 128x128
+    block, precede all scales of up. `d` holds values `[m, i]` and scales `[m, i / 64]`, m-major, as
+    `product_of_rows_by_64` reads them. `ends`: the row that ends each group; rows from the last end on stay unchanged.
 
     The result is `silu_mul_cast_to_fp8` of the FP32 product, but with a scale for each row and 64 columns.
 
-    With `gates_apart` b has all rows of gate first, and scales are `[m, i / 128]`: the result is that of
-    `silu_mul_cast_to_fp8` of the product in BF16, to the bit if both are computed on one device.
+    With `gates_apart` all rows of gate in b precede the rows of up, and scales are `[m, i / 128]`: the result is
+    `silu_mul_cast_to_fp8` of the product in BF16, bit for bit if both are computed on one device.
     """
     run(ACTIVATED_PRODUCT, (a, b, d, ends, row_weights), (limit, gates_apart, row_weights is None))
 

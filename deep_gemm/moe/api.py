@@ -1,4 +1,4 @@
-"""A gated mixture of experts with FP8, FP4 or BF16 weights, for activations as models have them."""
+"""A gated mixture of experts with FP8, FP4 or BF16 weights, for activations in a model's layout."""
 
 from __future__ import annotations
 
@@ -57,26 +57,26 @@ def experts(
       FP16.
     - `w1`: values `[experts, 2 intermediate, hidden]`, the gate's rows first, and scales
       `[experts, ceil(2 intermediate / 128), ceil(hidden / 128)]`; `w2`: values `[experts, hidden, intermediate]`, and
-      scales likewise. `per_block_cast_to_fp8` gives them. hidden and intermediate are multiples of 16. Scales may be
-      finer or coarser, as for `linear`: `[experts, n, 1]` for whole rows, `[experts]` for each expert's weight. Either
-      weight may be FP4 (MXFP4) as `m_grouped_fp8_fp4_gemm_nt_contiguous` takes it: values `[experts, n, k / 2]`, two to
-      a byte, and scales `[experts, n, k / 32]`, k a multiple of 32.
+      scales likewise. `per_block_cast_to_fp8` makes them. hidden and intermediate are multiples of 16. Scales may be
+      finer or coarser, as for `linear`: `[experts, n, 1]` for whole rows, `[experts]` for each expert's weight.
+      Either weight may be FP4 (MXFP4) as for `m_grouped_fp8_fp4_gemm_nt_contiguous`: values `[experts, n, k / 2]`, two
+      to a byte, and scales `[experts, n, k / 32]`, k a multiple of 32.
     - Or both weights are BF16 tensors of these shapes, without scales, hidden and intermediate multiples of 8. Then
       nothing is cast to FP8: tokens and activations are BF16 too. Either dimension may be contiguous.
-    - `out`: BF16 `[tokens, hidden]`. Where it is given the function returns None; where it is left out the function
+    - `out`: BF16 `[tokens, hidden]`. If it is given, the function returns None; if it is left out, the function
       makes it and returns it.
     - `limit`, `activation`, `alpha`, `beta`: as for `silu_mul_cast_to_fp8`.
-    - `gran_k`, `recipe_b`: as for `linear`, of both products. Each cast follows its own weight if `gran_k` is left out.
+    - `gran_k`, `recipe_b`: as for `linear`, of both products. If `gran_k` is left out, each cast follows its weight.
       BF16 weights have neither.
     - `w1_bias`, `w2_bias`: `[experts, 2 intermediate]` and `[experts, hidden]`, FP32 or BF16, added in FP32 before a
-      product is rounded to BF16, so a route's weight multiplies `w2_bias` too. BF16 is converted in each call.
+      product is rounded to BF16, so a route's weight multiplies `w2_bias` too. Each call converts BF16 biases to FP32.
 
-    It is `expert_rows`, `gather_cast_to_fp8`, a grouped product with `w1` in BF16, `silu_mul_cast_to_fp8`, a grouped
-    product with `w2` in BF16, and `gather_weighted`, to the bit. With BF16 weights the products are those of
-    `m_grouped_bf16_gemm_nt_contiguous`, and both casts round to BF16. The host reads no value of a GPU.
+    The result equals `expert_rows`, `gather_cast_to_fp8`, a grouped product with `w1` in BF16, `silu_mul_cast_to_fp8`,
+    a grouped product with `w2` in BF16, and `gather_weighted`, bit for bit. With BF16 weights the products are calls of
+    `m_grouped_bf16_gemm_nt_contiguous`, and both casts round to BF16. The host does not wait for the GPU.
 
-    There is no gradient. In grad mode x and weights of routes are refused if they were computed from what requires one:
-    `deep_gemm.nn` has experts that are trained.
+    There is no gradient. In grad mode the function refuses x or topk_weights if a gradient would flow through them:
+    `deep_gemm.nn` has experts for training.
 
     >>> w1, w2 = per_block_cast_to_fp8(torch.ones(2, 32, 16)), per_block_cast_to_fp8(torch.ones(2, 16, 16))
     >>> topk_ids, topk_weights = torch.tensor([[0, 1], [1, -1], [-1, -1]]), torch.full((3, 2), 0.5)
@@ -160,8 +160,8 @@ def compute_experts(p: ExpertsProblem) -> None:
         return
     rows = expert_rows(p.topk_ids, p.num_experts)
     (_, of_x, _), (_, of_middle, _) = p.first, p.second
-    # From here on each kernel is behind one of this call's, which waits for those before it. Of few rows it counts when
-    # a kernel begins, and when its weight is asked for.
+    # Each later kernel runs behind a kernel of this call, which waits for all kernels before it. With few rows the time
+    # of a call depends on when a kernel begins, and on when it starts to load its weight.
     is_dependent = rows.ids.shape[0] < MANY_ROWS
     a = gather_and_cast(p.x, rows, of_x, is_dependent=is_dependent)
     recipes = recipes_for(p.first)
@@ -180,10 +180,10 @@ def product_of_rows(
     is_behind_cast: bool = False,
     by_ends: bool = False,
 ) -> Tensor:
-    """Multiply each row by its expert's weight, in BF16. Rows after the last row of an expert are not written.
+    """Multiply each row by its expert's weight, in BF16. Rows after the last expert's last row are not written.
 
     `bias`: FP32 `[experts, n]`, added before rounding.
-    `by_ends`: state groups by their ends, so that rows without an expert cost no time. The bits are the same.
+    `by_ends`: describe groups by their ends, so that rows without an expert cost no time. The bits are the same.
     """
     d = empty("a product", (a[0].shape[0], w[0].shape[1]), torch.bfloat16, a[0].device)
     is_many = d.is_cuda and (by_ends or d.shape[0] >= MANY_ROWS)
@@ -210,12 +210,12 @@ def activations_of_rows(
     is_dependent: bool = False,
     by_ends: bool = False,
 ) -> Any:
-    """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
+    """Compute `activate_rows` of `product_of_rows`, bit for bit; a Hopper GPU does so for many rows in one kernel.
 
-    That kernel is for BF16, or for scales of 1x128 beside 128x128 without `recipes`, and adds no bias. An epilogue that
+    The one kernel serves BF16, or scales of 1x128 beside 128x128 without `recipes`, and adds no bias. An epilogue that
     activates keeps the tensor cores waiting, so `experts` in FP8 gains 1% on an H200 and 4% on an H100; in BF16 it
-    gains 2 to 7% on an H200. Few rows take two kernels: their cast takes 2 us, and one kernel's fewer, wider tiles
-    would cost the products more.
+    gains 2 to 7% on an H200. Few rows take two kernels: their cast takes 2 us, and the one kernel's wider tiles, fewer
+    in number, would slow the products by more.
     """
     values, intermediate, is_bf16 = a[0], w[0].shape[1] // 2, w[1] is None
     has_kernel = values.is_cuda and is_hopper(values.get_device())
@@ -241,7 +241,7 @@ def activates_in_product(rows: int, intermediate: int, is_bf16: bool = False) ->
 def activate_rows(
     h: Tensor, rows: ExpertRows, gating: Gating, scaled: Scales | None = PER_ROW, *, is_dependent: bool = False
 ) -> Any:
-    """Compute `cast_activated` of rows that are stacked without gaps, whatever alignment is set."""
+    """Compute `cast_activated` of rows that are stacked without gaps, whatever alignment the user has set."""
     p = ActivationProblem(h, None, None, rows.ends, 1, gating)
     return cast_activated(p, mn_major=True, scaled=scaled, is_dependent=is_dependent)
 
@@ -249,11 +249,11 @@ def activate_rows(
 def experts_workspace_bytes(
     tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int, *, gran_k: int | None = SCALE_BLOCK
 ) -> int:
-    """Count the bytes that `experts` needs between its parts, if all are held: rows, FP8 operands, both products.
+    """Count the bytes that `experts` needs for rows, FP8 operands and both products, if it holds all at one time.
 
-    `gran_k` columns of a row share a scale, 0: all; None counts BF16 operands, which have none. With many rows a GPU
-    holds no first product, because the product activates its own result. Not counted: FP32 copies of UE8M0 scales and
-    of BF16 biases, and gaps, because parts of a shared buffer begin at multiples of 256 bytes.
+    `gran_k` columns of a row share a scale (0: the whole row); None means BF16 operands, without scales. A GPU with
+    many rows holds no first product, because the product activates its own result. The count leaves out FP32 copies of
+    UE8M0 scales and BF16 biases, and gaps: parts of a shared buffer begin at multiples of 256 bytes.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076
@@ -267,7 +267,7 @@ def experts_workspace_bytes(
     of_routes = 3 * int32_bytes  # row_of, token_of, ids
     of_products = bf16_bytes * (2 * intermediate + hidden)
     of_operands, of_scales = bf16_bytes * (hidden + intermediate), 0
-    if gran_k is not None:  # scales of the same columns lie beside each other, as products load them
+    if gran_k is not None:  # scales of equal columns are adjacent in memory, as products load them
         aligned = get_tma_aligned_size(rows, fp32_bytes)
         blocks = ceil_div(hidden, gran_k) + ceil_div(intermediate, gran_k) if gran_k else 2
         of_operands, of_scales = hidden + intermediate, aligned * blocks

@@ -1,4 +1,4 @@
-"""Rows of experts, activations with gates, and layers of experts: what is asked, checked."""
+"""Checks of the arguments of rows of experts, of activations with gates, and of layers of experts."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ WEIGHT_OF_ANY_SCALES = partial(weight, also=OF_ALL_K)
 
 
 class ExpertRows(NamedTuple):
-    """The row that each route of a token has, the rows being stacked by expert without gaps.
+    """The row of each route, with the rows stacked by expert without gaps.
 
-    A route is one expert of one token. There are as many rows as routes; routes without an expert have none, so the
-    last rows may be without a token.
+    A route is one expert of one token. The tensors have a row for each route, but routes without an expert use none,
+    so the last rows may have no token.
     """
 
     counts: Tensor
     """int32 `[experts]`: how many rows each expert has."""
     ends: Tensor
-    """int32 `[experts]`: where the rows of each expert end, and the rows of the next expert begin."""
+    """int32 `[experts]`: the row where each expert ends and the next expert begins."""
     row_of: Tensor
     """int32 `[tokens, topk]`: the row of each route, -1 for none."""
     token_of: Tensor
-    """int32 `[rows]`: the token of each row, -1 behind the last row of an expert."""
+    """int32 `[rows]`: the token of each row, -1 after the last row of the last expert."""
     ids: Tensor
-    """int32 `[rows]`: the expert of each row, -1 behind the last row of an expert."""
+    """int32 `[rows]`: the expert of each row, -1 after the last row of the last expert."""
 
 
 def present(*operands: Tensor | None) -> tuple[Tensor, ...]:
-    """Give the operands that are not None."""
+    """Return the operands that are not None."""
     return tuple([x for x in operands if x is not None])
 
 
 def check_routes(topk_ids: Tensor, num_experts: int) -> int:
-    """Check the experts of each token, and give their number as an integer. The host reads no ids of a GPU."""
+    """Check the experts of each token, and return `num_experts` as an int. The host reads no ids from a GPU."""
     checks.shaped("topk_ids", topk_ids, (torch.int32, torch.int64), ("tokens", "topk"), {})
     checks.supported_device("topk_ids", topk_ids)
     whole_elements("topk_ids", topk_ids)
@@ -71,7 +71,7 @@ def check_rows(rows: ExpertRows) -> ExpertRows:
 
 
 def check_gather(x: Tensor, rows: ExpertRows) -> None:
-    """Check tokens and the rows that they are gathered into."""
+    """Check tokens, and the rows that receive them."""
     checks.no_gradient("x", x)
     sizes = _row_sizes(rows, x, "x")
     checks.bind("x", x, ("tokens", "k"), sizes)
@@ -80,7 +80,7 @@ def check_gather(x: Tensor, rows: ExpertRows) -> None:
 
 
 def check_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> None:
-    """Check rows of experts and what sums them up for each token."""
+    """Check rows of experts, and the weights and the output of their sums for each token."""
     checks.no_gradient("y", y)
     checks.no_gradient("topk_weights", topk_weights)
     sizes = _row_sizes(rows, y, "y")
@@ -102,7 +102,7 @@ def route_weights(topk_weights: Tensor, sizes: Sizes) -> Tensor:
 
 
 def layer_output(out: Tensor, axes: tuple[str, ...], sizes: Sizes, inputs: dict[str, Tensor], first: str) -> None:
-    """Check a layer's BF16 output, on the device of the input called `first`: what a product asks of its D."""
+    """Check a layer's BF16 output like a product's D. `first` names the input whose device it must share."""
     checks.written("out", out)
     checks.shaped("out", out, (torch.bfloat16,), axes, sizes)
     checks.same_device({"out": out}, inputs[first].device, first)
@@ -111,7 +111,7 @@ def layer_output(out: Tensor, axes: tuple[str, ...], sizes: Sizes, inputs: dict[
 
 
 def _row_sizes(rows: ExpertRows, near: Tensor, name: str) -> Sizes:
-    """Check the tensor beside rows, whose name is given, and the members of rows, and get their sizes."""
+    """Check the members of `rows` and the tensor `near` called `name`, and return their sizes."""
     checks.has_type(name, checks.tensor(name, near), LAYER_TYPES)
     checks.supported_device(name, near)
     rows = check_rows(rows)
@@ -124,31 +124,31 @@ def _row_sizes(rows: ExpertRows, near: Tensor, name: str) -> Sizes:
 
 
 class ActivationProblem(NamedTuple):
-    """FP8 values of silu(gate) * up, from rows that hold the gate first and then up."""
+    """Rows of gate and then up, for FP8 values of silu(gate) * up."""
 
     x: Tensor
     """`[..., m, 2 i]`"""
     row_weights: Tensor | None
     """FP32 `[..., m]`: factors of whole rows."""
     masked_m: Tensor | None
-    """`[groups]`: how many of its rows each group uses, x being `[groups, max_m, 2 i]`."""
+    """`[groups]`: number of rows that each group uses, for x of shape `[groups, max_m, 2 i]`."""
     ends: Tensor | None
-    """`[groups]`: where the rows of each group end, x being `[m, 2 i]`."""
+    """`[groups]`: the row where each group ends, for x of shape `[m, 2 i]`."""
     alignment: int
-    """Alignment, in rows, of group starts where `ends` is given."""
+    """Group starts are multiples of this many rows if `ends` is given."""
     gating: Gating
 
 
 def activation_problem(
     x: Tensor, row_weights: Tensor | None, masked_m: Tensor | None, ends: Tensor | None, gating: Gating, alignment: int
 ) -> ActivationProblem:
-    """Check an activation with gates."""
+    """Check the arguments of an activation with gates."""
     checks.no_gradient("x", x)
     checks.no_gradient("row_weights", row_weights)
     checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
     checks.supported_device("x", x)
     if masked_m is not None and ends is not None:
-        raise ValueError("ends: expected None where masked_m is given, got both")
+        raise ValueError("ends: expected None because masked_m is given, got both")
     axes = ("groups", "max_m", "2 i") if masked_m is not None else ("m", "2 i")
     sizes: Sizes = {}
     if masked_m is not None or ends is not None:
@@ -178,7 +178,7 @@ def activation_problem(
 def bf16_weight(
     name: str, given: Any, axes: tuple[str, ...], sizes: Sizes, gran_k: int | None, recipe_b: Recipe | None
 ) -> tuple[Rows, Operands]:
-    """Check a BF16 weight of experts as `weight` does one with scales: they come back as None."""
+    """Check a BF16 weight of experts as `weight` checks one with scales; its scales are returned as None."""
     if not isinstance(given, TENSORS):
         raise TypeError(f"{name}: expected a BF16 tensor, as w1 is a tensor, got {type(given).__name__}")
     for what, value in (("gran_k", gran_k), ("recipe_b", recipe_b)):
@@ -198,21 +198,21 @@ def expert_weights(
     axis: str = "experts",
     check: Callable[..., Any] = weight,
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Check both weights of experts, and how they fit each other; give what `check` does of each."""
+    """Check both weights of experts, and that they fit each other; return the result of `check` for each."""
     name1, name2 = names
     first = check(name1, w1, (axis, "2 intermediate", "hidden"), sizes, gran_k, recipe_b)
     second = check(name2, w2, (axis, "hidden", "intermediate"), sizes, gran_k, recipe_b)
     intermediate = sizes["intermediate"]
     if sizes["2 intermediate"] != 2 * intermediate:
         raise ValueError(
-            f"{name1}: expected 2 * intermediate = {2 * intermediate} rows, gate and up, where {name2} has depth "
+            f"{name1}: expected 2 * intermediate = {2 * intermediate} rows, gate and up, because {name2} has depth "
             f"{intermediate}, got {sizes['2 intermediate']}"
         )
     return first, second
 
 
 class ExpertsProblem(NamedTuple):
-    """Tokens, each through the experts of its routes."""
+    """A checked call of `experts`: tokens, their routes, and both weights."""
 
     x: Tensor
     """`[tokens, hidden]`"""
@@ -229,9 +229,9 @@ class ExpertsProblem(NamedTuple):
     num_experts: int
     gating: Gating
     first: Operands
-    """Values of w1, and how x and w1 are scaled."""
+    """The types of w1's values, and how x and w1 are scaled."""
     second: Operands
-    """The same of w2, and of the activation."""
+    """The types of w2's values, and how the activations and w2 are scaled."""
     w1_bias: Tensor | None
     """FP32 `[experts, 2 intermediate]`"""
     w2_bias: Tensor | None
@@ -266,7 +266,7 @@ def experts_problem(
         both = expert_weights(w1, w2, of_weights, gran_k, recipe_b, check=check)
     except ValueError:
         both = None
-    # If the weights do not fit each other, x tells which one is wrong; if they do, x may be wrong itself.
+    # If both weights fit each other, x is compared with them; if they do not, x tells which weight is wrong.
     (of_w1, first), (of_w2, second) = both or expert_weights(w1, w2, sizes, gran_k, recipe_b, check=check)
     checks.bind("x", x, ("tokens", "hidden"), of_weights)
     for name in ("hidden", "intermediate"):

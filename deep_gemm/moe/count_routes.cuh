@@ -1,10 +1,10 @@
-// How many routes each expert has in each part of them, ahead of route_rows where there are many: a part is the kPart routes that
-// one of its CTAs gives rows to. CTA i counts part i.
+// Counts the routes of each expert in each part, before route_rows runs, if there are many routes. A part is the kPart routes
+// that one CTA of route_rows serves. CTA i counts part i.
 #pragma once
 #include "ptx/warp.cuh"
 #include "route/params.cuh"
 
-constexpr uint32_t kOfThread = kPart / kNumThreads;  // routes, whose loads are all under way at a time
+constexpr uint32_t kOfThread = kPart / kNumThreads;  // routes of a thread, all loaded before it waits
 
 struct SharedStorage {
   uint32_t count[kMaxExperts];

@@ -1,5 +1,5 @@
-// One of the two products of a layer of experts, for few tokens: it streams weights, BF16 or E4M3, of experts that are hit.
-// The first product is activated on its way out, and gather_weighted sums up the rows of the second.
+// One of the two products of a layer of experts, for few tokens. It streams the BF16 or E4M3 weights of the experts in use.
+// The first product activates its sums before it stores them, and gather_weighted sums up the rows of the second.
 //
 //   a warp                 for each item, for each k-block:   empty --wait--> weights --TMA--> full
 //   another, BF16          for each item, for each k-block:   empty --wait--> B --TMA--> full
@@ -7,16 +7,16 @@
 //   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA, in E4M3 promote --arrive--> empty
 //                          after the last k-block:            accumulators --> activated --> rows
 //
-// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. An item is up to kMaxUnits units of an
-// expert, multiplied at a time. CTAs share out the items of all experts that are hit. A slot takes as long to arrive with few units as
-// with many, so it counts how many items a CTA has, and no item ends but where an expert's next one begins.
+// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. An item is up to kMaxUnits units of
+// one expert, multiplied together. CTAs share out the items of all experts in use. A slot of few units loads as slowly as one of
+// many, so the time depends on the number of items of a CTA. Items of one expert do not overlap and leave no gap.
 //
-// Weights are A of WGMMA, and tokens B. The first product takes all tokens, and the second the rows of the expert and the rows
-// behind them. Columns of other experts are multiplied too, and not stored.
+// Weights are A of WGMMA, and tokens B. The first product multiplies all tokens; the second multiplies the rows of the expert and
+// some rows after them. Products with other experts' columns are not stored.
 //
-// Every CTA finds rows by itself, from all ids. So the second product loads weights while the first one ends, and B alone waits for
-// it. Ids are there by then, as the first product lets the second start behind its own wait: when its last weights are asked
-// for, as the second's would take their place in memory's queues.
+// Every CTA finds the rows itself, from all ids. So the second product loads weights while the first one ends, and waits for it
+// only before it loads B. The ids are complete by then: the first product lets the second start after its own wait, once a CTA has
+// nearly requested its last weights. Earlier, the second product's loads would queue before the first one's.
 #pragma once
 #include "cast/piece.cuh"
 #include "cast/silu.cuh"
@@ -30,29 +30,29 @@
 #include "types.cuh"
 
 struct ExpertsFewParams {
-  ptx::TensorMap map_w, map_fours;  // boxes of a unit, and of four: (k, row of 8, which 8 rows of the unit, unit)
-  ptx::TensorMap map_b;             // x [tokens, k], or activations [rows, k], in boxes of as many rows as there are tokens
-  const uint8_t* b;                 // the same, as it is cast to E4M3: x in BF16, or activations in FP32
+  ptx::TensorMap map_w, map_fours;  // boxes of one unit, and of four units: (k, row among 8, first or second 8 rows, unit)
+  ptx::TensorMap map_b;             // x [tokens, k], or activations [rows, k], in boxes of p.tokens rows
+  const uint8_t* b;                 // the same matrix before its cast to E4M3: x in BF16, or activations in FP32
   const float* sfw;                 // scales of E4M3 weights
-  const uint8_t* topk_ids;          // [tokens, topk], of id_bytes; ids of a token lie beside each other
+  const uint8_t* topk_ids;          // [tokens, topk], of id_bytes each; ids of one token are adjacent
   int32_t* row_of;                  // [tokens, topk], -1: no expert; the first product writes it
-  uint8_t* d;                       // [rows, n], FP32 if it is going to be cast, else BF16
+  uint8_t* d;                       // [rows, n], FP32 if the second product casts it, else BF16
   uint32_t tokens, topk, ids_pitch, id_bytes, num_experts, first_expert;  // ids of experts begin at first_expert
-  uint32_t n, k, units, units_apart;  // units of an expert's weight; from an expert's first to the next one's in the maps
+  uint32_t n, k, units, units_apart;  // units of an expert's weight; distance in the maps between the first units of two experts
   uint32_t b_pitch;                   // in bytes
-  uint32_t sfw_stride_e, sfw_stride_n, sfw_stride_k;  // by expert, by 128 rows or each, by k-block
+  uint32_t sfw_stride_e, sfw_stride_n, sfw_stride_k;  // strides of experts, of 128 rows (or of each row), of k-blocks
   uint32_t gating;                    // 2: SiTU; SwiGLU otherwise
   float limit, alpha, beta, alpha_reciprocal, beta_reciprocal;
 };
-#include "experts_few_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "experts_few_params_layout.cuh"  // asserts the layout that core/params.py packs
 
 constexpr uint32_t kLineBytes = 128, kBlockK = kIsFp8 ? kLineBytes : kLineBytes / 2;
 constexpr uint32_t kUnitRows = 16, kUnitBytes = kUnitRows * kLineBytes;
-constexpr uint32_t kMaxUnits = 8, kUnitsOfWarpgroup = kMaxUnits / 2;  // one for each math warp
+constexpr uint32_t kMaxUnits = 8, kUnitsOfWarpgroup = kMaxUnits / 2;  // one unit for each math warp
 constexpr uint32_t kWarpgroupBytes = kUnitsOfWarpgroup * kUnitBytes;
 constexpr uint32_t kNumMathWarps = kMaxUnits, kNumMathThreads = kNumMathWarps * 32;
 constexpr uint32_t kNumBWarps = kNumThreads / 32 - kNumMathWarps - 1;
-// Shared memory has no room for scales of more stages.
+// Shared memory has no space for the scales of more stages.
 constexpr uint32_t kBBytes = kColumns * kLineBytes, kMaxStages = kIsFp8 ? 6 : kRingBytes / (kWarpgroupBytes + kBBytes);
 static_assert(kNumBWarps == (kIsFp8 ? 4 : 1), "math warps, one that loads weights, and those that bring B");
 static_assert(kMaxExperts == 2 * kNumMathThreads, "two experts for each math thread");
@@ -60,18 +60,18 @@ static_assert(kColumns == 8, "a thread has two columns, and an expert's tokens a
 
 struct SharedStorage {
   alignas(1024) uint8_t ring[kRingBytes];
-  uint32_t entry_of[kMaxExperts];  // of an expert: bit t: token t has it; the first of its rows << 16
-  uint32_t hit[kMaxExperts];       // the experts that are hit, in order
-  uint32_t of_warp[kNumMathWarps]; // experts that are hit << 16 | rows, of a warp's experts
+  uint32_t entry_of[kMaxExperts];  // of an expert: bit t: token t uses it; its first row << 16
+  uint32_t hit[kMaxExperts];       // the experts in use, in ascending order
+  uint32_t of_warp[kNumMathWarps]; // for the experts that a warp looks at: experts in use << 16 | rows
   uint64_t full[kMaxStages], empty[kMaxStages];
   alignas(8) float of_columns[kIsFp8 ? kMaxStages : 1][kColumns];      // scales of B
-  float of_units[kIsFp8 && !kIsByRow ? kMaxStages : 1][kMaxUnits][2];  // of weights, if they change along k
-  float largest[kIsFp8 && kIsByRow ? kNumBWarps : 1][kColumns];        // of a warp's part of each row of B
+  float of_units[kIsFp8 && !kIsByRow ? kMaxStages : 1][kMaxUnits][2];  // scales of weights, if they change along k
+  float largest[kIsFp8 && kIsByRow ? kNumBWarps : 1][kColumns];        // largest magnitudes in a warp's part of each row of B
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "FewConfig.shared_bytes and SharedStorage differ");
 
-// The expert of a route; num_experts: none. From the L2: the second product asks before the kernel ahead has ended, and the L1 may
-// have older ids.
+// Returns the expert of a route, or num_experts if it has none. It reads the L2: the second product may read before the kernel
+// ahead of the layer has ended, and the L1 may hold older ids.
 DEVICE uint32_t expert_of(const ExpertsFewParams& p, uint32_t token, uint32_t route) {
   const uint8_t* id = p.topk_ids + (uint64_t{token} * p.ids_pitch + route - token * p.topk) * p.id_bytes;
   const uint32_t low = ptx::ld_relaxed_gpu_b32(id) - p.first_expert;
@@ -79,11 +79,11 @@ DEVICE uint32_t expert_of(const ExpertsFewParams& p, uint32_t token, uint32_t ro
   return high == 0 && low < p.num_experts ? low : p.num_experts;
 }
 
-// The row of a token that has the expert. A token that names an expert twice has one row for both.
+// Returns the row of a token at an expert. A token that names an expert twice has one row for both.
 DEVICE uint32_t row_of(uint32_t entry, uint32_t token) { return (entry >> 16) + ptx::popc(entry & ((1u << token) - 1)); }
 
-// Gives each token of an expert a row, by expert and then by token, and lists the experts that are hit, whose number it returns.
-// All threads come here.
+// Gives each (token, expert) pair a row, ordered by expert and then by token; lists the experts in use and returns their number.
+// All threads must call it.
 DEVICE uint32_t find_rows(const ExpertsFewParams& p, SharedStorage& shared) {
   const uint32_t thread = ptx::thread_index(), warp = thread / 32, lane = ptx::lane_index();
   for (uint32_t route = thread; route < p.tokens * p.topk; route += kNumThreads) {
@@ -114,7 +114,7 @@ DEVICE uint32_t find_rows(const ExpertsFewParams& p, SharedStorage& shared) {
   }
   ptx::syncthreads();
   if (!kIsSecond && ptx::block_index() == ptx::grid_size() - 1)
-    for (uint32_t route = thread; route < p.tokens * p.topk; route += kNumThreads) {  // for gather_weighted
+    for (uint32_t route = thread; route < p.tokens * p.topk; route += kNumThreads) {  // gather_weighted reads it
       const uint32_t token = route / p.topk, expert = expert_of(p, token, route);
       const uint32_t row = expert < p.num_experts ? row_of(ptx::ld_shared_b32(&shared.entry_of[expert]), token) : ~0u;
       ptx::st_global_b32(p.row_of + route, row);
@@ -122,13 +122,13 @@ DEVICE uint32_t find_rows(const ExpertsFewParams& p, SharedStorage& shared) {
   return all >> 16;
 }
 
-// What this CTA multiplies, and how its ring is divided.
+// The items of this CTA, and the division of its ring.
 struct Work {
-  uint32_t item_units, items_of_expert;  // units of an item, but for the last of an expert, which may have fewer
-  uint32_t first, end;                   // items, of all experts that are hit
+  uint32_t item_units, items_of_expert;  // units of an item; the last item of an expert may have fewer
+  uint32_t first, end;                   // range of items, counted over all experts in use
   uint32_t k_blocks, a_bytes, stage_bytes, stages;
 
-  // Items are as small as they may be without more of them for a CTA.
+  // Makes items as small as possible without giving a CTA more of them.
   DEVICE Work(const ExpertsFewParams& p, uint32_t num_hit) : k_blocks(ceil_div(p.k, kBlockK)) {
     const uint32_t items_of_cta = ceil_div(num_hit * ceil_div(p.units, kMaxUnits), ptx::grid_size());
     item_units = num_hit == 0 ? 1 : ceil_div(p.units, items_of_cta * ptx::grid_size() / num_hit);
@@ -141,11 +141,11 @@ struct Work {
   }
 };
 
-// Units of an expert that are multiplied at a time.
+// Units of one expert that are multiplied together.
 struct Item {
-  uint32_t number, count = 0;  // among the items of all experts that are hit; of units, 0 behind the CTA's last item
-  uint32_t unit, in_map;       // the first: in the expert, and in the maps
-  uint32_t expert, entry;      // its number, and its tokens and rows
+  uint32_t number, count = 0;  // index among the items of all experts in use; number of units, 0 after the CTA's last item
+  uint32_t unit, in_map;       // its first unit: counted in the expert, and in the maps
+  uint32_t expert, entry;      // the expert's number, and its entry_of
 
   DEVICE Item(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, uint32_t number_) : number(number_) {
     if (number >= work.end) return;
@@ -156,9 +156,9 @@ struct Item {
     count = p.units - unit < work.item_units ? p.units - unit : work.item_units;
   }
 
-  // The columns of B that are the expert's, a bit each.
+  // Returns a bit mask of the columns of B that belong to the expert.
   DEVICE uint32_t columns() const { return kIsSecond ? (1u << ptx::popc(entry & 0xffff)) - 1 : entry & 0xffff; }
-  // The scale of a row of a unit of weights. Units are counted from the item's first.
+  // Returns the scale of a row of a unit of weights. `in_item` counts units from the item's first.
   DEVICE const float* scale_of(const ExpertsFewParams& p, uint32_t in_item, uint32_t row, uint32_t k_block) const {
     const uint32_t of_unit = unit + in_item;
     const uint32_t weight_row = kIsSecond ? of_unit * kUnitRows + row : of_unit * 8 + row % 8 + (row < 8 ? 0 : p.n);
@@ -167,7 +167,7 @@ struct Item {
   }
 };
 
-// Goes through the slots of a CTA: each k-block of each item.
+// Calls `use` for each slot of a CTA: each k-block of each item.
 DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const auto& use) {
   uint32_t stage = 0, parity = 0;
   for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + 1)) {
@@ -179,7 +179,7 @@ DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, co
   }
 }
 
-// A warp: a lane loads a unit, or four.
+// One warp loads weights: each lane loads one unit, or four.
 DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t lane = ptx::lane_index();
   const uint32_t let_at = work.k_blocks > kEarlyBlocks ? work.k_blocks - 1 - kEarlyBlocks : 0;
@@ -198,7 +198,7 @@ DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const
   for_slots(p, shared, work, load);
 }
 
-// A warp.
+// One warp loads B.
 DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   if constexpr (kIsSecond) ptx::griddepcontrol_wait();
   const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
@@ -210,16 +210,16 @@ DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
   if (ptx::lane_index() == 0) for_slots(p, shared, work, load);
 }
 
-// The first of some columns, 32 if there is none.
+// Returns the lowest column of a mask; 32 if the mask is empty.
 DEVICE uint32_t first_of(uint32_t columns) { return ptx::popc(~columns & (columns - 1)); }
 
-// Casts B to E4M3, a warp of several. It has 128 columns of a row at a time, which become a column of B for WGMMA.
+// Casts B to E4M3 with several warps. A warp casts 128 columns of a row at a time, which become a column of B for WGMMA.
 struct Caster {
-  static constexpr uint32_t kAtOnce = 4;  // pieces that are cast together; those of all columns of a slot are on their way
+  static constexpr uint32_t kAtOnce = 4;  // pieces that are cast together; all columns of a slot are loaded before
   uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
-  Divisor of_lane{};  // if a row has one scale: of the column that has the lane's number
+  Divisor of_lane{};  // for one scale per row: the divisor of the column whose number is the lane's
 
-  // Four elements of a lane: not by ".nc", which the compiler may move to before griddepcontrol_wait.
+  // Loads four elements for a lane. It avoids ".nc" loads, which the compiler may move before griddepcontrol_wait.
   DEVICE Piece load(const ExpertsFewParams& p, const Item& item, uint32_t column, uint32_t k_block) const {
     const uint32_t row = (kIsSecond ? item.entry >> 16 : 0) + column, first = k_block * kBlockK + lane * kElements;
     const uint8_t* const from = p.b + uint64_t{row} * p.b_pitch + uint64_t{first} * kInputBytes;
@@ -233,7 +233,7 @@ struct Caster {
     return piece;
   }
 
-  // Finds the scales of the rows of an item's expert. The warps share out k.
+  // Finds the scales of the rows of an item's expert. Each warp reads a part of k.
   DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
     for (uint32_t left = item.columns(); left != 0; left &= left - 1) {
       const uint32_t column = first_of(left);
@@ -254,10 +254,10 @@ struct Caster {
 #pragma unroll
     for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + lane % kColumns));
     of_lane = divisor_of<false>(amax, 0.f, false);
-    ptx::bar_sync(1, kNumBWarps * 32);  // before another expert's
+    ptx::bar_sync(1, kNumBWarps * 32);  // before the warps reuse `largest` for another expert
   }
 
-  // Casts kAtOnce pieces of columns to where WGMMA reads them: rows of 128 bytes whose chunks of 16 are swizzled.
+  // Casts kAtOnce pieces of columns and stores them in WGMMA's layout: rows of 128 bytes whose chunks of 16 are swizzled.
   DEVICE void cast(float* of_columns, uint8_t* b, const uint32_t* columns, const Piece* pieces) const {
     CastPiece casts[kAtOnce];
     if constexpr (!kIsByRow) cast_pieces(pieces, lane, casts);
@@ -274,7 +274,7 @@ struct Caster {
 };
 static_assert(kLanes == 32, "a warp has 128 columns");
 
-// A warp: every kNumBWarps-th k-block. Scales of weights come beside B, and before the kernel ahead has ended.
+// A warp casts every kNumBWarps-th k-block. It loads scales of weights too, and does not wait for the previous kernel to do so.
 DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   Caster caster;
   uint32_t slot = 0;
@@ -299,21 +299,21 @@ DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
     for (uint32_t i = 0; i < kColumns; i += Caster::kAtOnce)
       if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns + i, pieces + i);
     if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
-    ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
+    ptx::fence_proxy_async_shared();  // WGMMA reads bytes that threads have stored
     ptx::syncwarp();
     if (caster.lane == 0) ptx::mbarrier_arrive(&shared.full[stage]);
   };
   for_slots(p, shared, work, cast);
-  if constexpr (kIsSecond) ptx::griddepcontrol_wait();  // without items too: the sum behind waits for this kernel alone
+  if constexpr (kIsSecond) ptx::griddepcontrol_wait();  // also without items: the sum that follows waits for this kernel alone
 }
 
-// As products in BF16 and cast_rows behind them give it.
+// Activates and rounds as products in BF16 followed by cast_rows do.
 DEVICE float activated(const ExpertsFewParams& p, float gate, float up) {
   const ptx::Float2 rounded = ptx::unpack_bf16(ptx::pack_bf16(gate, up));
   return p.gating == 2 ? Situ(p)(rounded.x, rounded.y, 1.f) : Swiglu(p)(rounded.x, rounded.y, 1.f);
 }
 
-// Stores a warp's sums of an item: a unit.
+// Stores one unit: a warp's sums of an item.
 DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float (&sums)[4]) {
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
   if (warp >= item.count) return;
@@ -327,7 +327,7 @@ DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float 
     uint8_t* const to = p.d + (uint64_t{row} * p.n + column) * (kIsFp8 && !kIsSecond ? 4 : 2);
     if constexpr (kIsSecond) {
       ptx::st_global_b16(to, ptx::pack_bf16(first, 0.f));
-      ptx::st_global_b16(to + kUnitRows, ptx::pack_bf16(second, 0.f));  // 8 columns on
+      ptx::st_global_b16(to + kUnitRows, ptx::pack_bf16(second, 0.f));  // 8 columns further
     } else if constexpr (kIsFp8) {
       ptx::st_global_f32(to, activated(p, first, second));
     } else {
@@ -336,10 +336,10 @@ DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float 
   }
 }
 
-// Math warps. A warpgroup without 64 rows of its own in an item multiplies the first, and does not store them. Sums of 128 values
-// of E4M3 are promoted, each times its scales, or all of them at the end if no scale changes along k.
+// Math warps multiply. A warpgroup without 64 rows of its own in an item multiplies the first 64 rows and discards the sums. Sums
+// of 128 values of E4M3 are promoted, each times its scales, or once at the end if no scale changes along k.
 //
-// A template, as only one type of weights has its instructions.
+// This is a template because each type of weights has its own instructions, and only one type is compiled.
 template <uint32_t kN>
 DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
@@ -366,7 +366,7 @@ DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Wor
       if (kIsByRow && k_block == 0 && warp < item.count) of_rows[i] = ptx::ld_global_f32(item.scale_of(p, warp, lane / 4 + i * 8, 0));
     }
     ptx::wgmma_wait_group<0>();
-    ptx::fence_registers(products);  // or what reads them might be moved ahead of the wait
+    ptx::fence_registers(products);  // keeps the compiler from reading `products` before the wait
     ptx::mbarrier_arrive_after(&shared.empty[stage], kIsByRow ? of_columns.y : of_rows[1], lane == 0);
 #pragma unroll
     for (uint32_t i = 0; i < kN / 2 && kIsFp8; ++i) {

@@ -28,27 +28,27 @@ from .check import ExpertsProblem
 from .routing import MAX_PITCH, on_hopper, with_contiguous_rows
 
 MOST_TOKENS = 8
-"""Columns of WGMMA. For more tokens six launches take as long (H200, 2026-11-29)."""
+"""Columns of WGMMA. With more tokens the six launches of the usual path are as fast (H200, 2026-11-29)."""
 MOST_BYTES = 750_000_000
-"""E4M3 weights that a call reads at most, if each route hits another expert. With more, six launches take less time."""
+"""Most bytes of E4M3 weights, if each route names another expert. With more, six launches take less time."""
 SCALES: dict[Operands, Scales] = {(E4M3, PER_ROW, PER_BLOCK): PER_BLOCK, (E4M3, WHOLE, WHOLE): WHOLE}
-"""The scales of weights that the kernel takes, by the types and scales of the operands."""
+"""The scales of weights that the kernel supports, by the types and scales of the operands."""
 LINE_BYTES = 128
-"""A k-block of a weight's row: 64 columns of BF16, or 128 of E4M3. A warp casts 128 columns of B at a time."""
+"""Bytes of a weight's row in a k-block: 64 BF16 columns or 128 of E4M3. A warp casts 128 columns of B at a time."""
 
 
 @dataclass(frozen=True)
 class FewConfig(Config):
-    """One configuration. Two CTAs share an SM, one of each product."""
+    """One configuration. An SM runs two CTAs at a time, one of each product."""
 
     is_second: bool
-    """It multiplies activations, not tokens."""
+    """True: it multiplies activations; False: tokens."""
     scales: Scales | None = None
     """Scales of E4M3 weights. Weights in BF16 have none."""
     columns: ClassVar[int] = MOST_TOKENS
     max_experts: ClassVar[int] = 512
     early_blocks: ClassVar[int] = 8
-    """k-blocks that a CTA of the first product has still to load when it lets the second start."""
+    """k-blocks that a CTA of the first product has not loaded yet when it lets the second product start."""
     ctas_per_sm: ClassVar[int] = 2
     ring_bytes: ClassVar[int] = 108 << 10
     shared_bytes: ClassVar[int] = 113 << 10
@@ -59,22 +59,22 @@ class FewConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people."""
+        """Return a short name for people."""
         of_weights = "" if self.scales is None else f" e4m3 by {'rows' if self.scales == WHOLE else 'blocks'}"
         return f"product {1 + self.is_second}{of_weights}"
 
     @property
     def kernel_name(self) -> str:
-        """The kernel's name, which tells the type of weights."""
+        """Return the kernel's name, which tells the type of weights."""
         return f"{'bf16' if self.scales is None else 'fp8'}_gemm_experts_few"
 
     @property
     def num_threads(self) -> int:
-        """Threads of a block: 8 math warps, one that loads weights, and one that loads B or four that cast it."""
+        """Count the threads: 8 math warps, one warp that loads weights, and one that loads B or four that cast it."""
         return 320 if self.scales is None else 416
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes; B is cast from BF16, or from FP32 activations."""
+        """Return the source's constants; B is cast from BF16 (tokens) or from FP32 (activations)."""
         input_bytes = 4 if self.is_second else 2
         return {
             **super().constants(),
@@ -90,7 +90,7 @@ class FewConfig(Config):
         }
 
     def choices(self) -> dict[str, str]:
-        """Give the kernel's name to the source."""
+        """Define the macro KERNEL_NAME of the source."""
         return {"KERNEL_NAME": self.kernel_name}
 
 
@@ -103,7 +103,7 @@ KERNEL: Kernel[FewConfig] = Kernel(
         ((config.num_threads, None),),
         config.shared_bytes,
         qgmma=0 if config.scales is None else 4,
-        tma_loads=2 if config.scales is None else 1,  # no TMA loads B that is cast
+        tma_loads=2 if config.scales is None else 1,  # a B that is cast is not loaded by TMA
         hgmma=4 if config.scales is None else 0,
         ctas_per_sm=config.ctas_per_sm,
     ),
@@ -114,9 +114,9 @@ KERNEL: Kernel[FewConfig] = Kernel(
 
 
 def serves(p: ExpertsProblem) -> bool:
-    """Tell whether the kernel computes this: few tokens in BF16, whose rows begin where 16 bytes may.
+    """Tell whether the kernel serves this problem: few BF16 tokens, with rows at multiples of 16 bytes.
 
-    Weights are BF16, or E4M3 with scales of 128x128 or of whole rows, not too many of them.
+    Weights are BF16, or E4M3 with scales of 128x128 or of whole rows and at most MOST_BYTES in use.
     """
     (tokens, hidden), x = p.x.shape, p.x
     bytes_of_expert = sum(w.shape[1] * w.shape[2] for w, sf in (p.w1, p.w2) if sf is not None)
@@ -140,7 +140,7 @@ def serves(p: ExpertsProblem) -> bool:
 
 
 def run(p: ExpertsProblem, first_expert: int = 0) -> tuple[Tensor, Tensor]:
-    """Compute both products. Give the second one's rows, and the row of each route; ids count from `first_expert`."""
+    """Compute both products. Return the second one's rows, and each route's row; expert 0 has id `first_expert`."""
     topk_ids, device = with_contiguous_rows(p.topk_ids), p.x.get_device()
     tokens, topk = topk_ids.shape
     inter, hidden = p.w2[0].shape[2], p.x.shape[1]
@@ -166,7 +166,7 @@ def values_of(
     gating: Gating,
     first_expert: int,
 ) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the members of the kernel's parameters."""
     weights, scales = w
     (tokens, topk), (num_experts, rows, k), n = topk_ids.shape, weights.shape, d.shape[1]
     map_w = Mapped(weight_map(weights, 1, is_second=config.is_second), weights)
@@ -199,9 +199,9 @@ def values_of(
 
 
 def weight_map(w: Tensor, units: int, *, is_second: bool) -> TensorMap:
-    """Map the weights of all experts in boxes of `units`: each 8 rows of gate and the same of up, or 16 neighbours."""
+    """Map all weights in boxes of `units`; each unit is 8 rows of gate and the same 8 of up, or 16 neighbours."""
     num_experts, rows, k = w.shape
-    apart, step = (8, 16) if is_second else (rows // 2, 8)  # the second 8 rows of a unit, and the next unit
+    apart, step = (8, 16) if is_second else (rows // 2, 8)  # strides to a unit's second 8 rows, and to the next unit
     strides = tuple(rows * k * w.element_size() for rows in (1, apart, step))
     count = (num_experts * rows - apart - 8) // step + 1
     box = LINE_BYTES // w.element_size(), 8, 2, units

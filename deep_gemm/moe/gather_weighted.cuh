@@ -1,12 +1,12 @@
-// What experts gave of each token, summed up: out[t] = sum over j of weights[t, j] * y[row_of[t, j]], in order of j.
-// Without weights each is 1.
+// Sums up each token's rows from its experts: out[t] = sum over j of weights[t, j] * y[row_of[t, j]], in order of j.
+// Without weights every factor is 1.
 //
-// A thread has 8 columns of a token: 16 bytes of each of its rows. It loads up to kAtOnce rows before it adds them.
+// A thread sums 8 columns of a token: 16 bytes of each row. It loads up to kAtOnce rows before it adds them.
 #pragma once
 #include "gather/params.cuh"
 #include "ptx/warp.cuh"
 
-constexpr uint32_t kAtOnce = 8;  // rows under way at a time
+constexpr uint32_t kAtOnce = 8;  // rows loaded before the first is added
 
 KERNEL(kNumThreads, kCtasPerSm) gather_weighted(GRID_CONSTANT GatherParams p) {
   const uint32_t pieces = p.n / kColumns, per_token = ceil_div(pieces, kNumThreads);
@@ -27,7 +27,7 @@ KERNEL(kNumThreads, kCtasPerSm) gather_weighted(GRID_CONSTANT GatherParams p) {
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i)
       if (rows[i] >= 0) loaded[i] = ptx::ld_global_v4_b32(row_at(p, rows[i], piece * kColumns));
-    // While the rows are on their way: asked for one by one behind them, weights would each be a wait more.
+    // Loads the weights while the rows are on their way: loads after the rows would each add a wait.
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) weights[i] = first + i < p.topk ? weight_of(p, token, first + i) : 0.f;
 #pragma unroll

@@ -1,5 +1,5 @@
-"""The kernels of moe/gather_weighted.cuh and moe/gather_weighted_many.cuh, for few tokens and for many: how they are
-compiled, and launched for the rows of experts.
+"""The kernels of moe/gather_weighted.cuh and moe/gather_weighted_many.cuh, for few tokens and for many: their
+configurations, and their launches for the rows of experts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = 8
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, None)
 """Types of the rows' weights. None: rows are added up without weights."""
 MANY_UNITS = 4
-"""The ring pays from this many units for each CTA: with fewer, some CTAs have twice the units of others."""
+"""The ring is faster from this many units per CTA on; with fewer, some CTAs have twice the units of others."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class WeightsConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people."""
+        """Return a short name for people."""
         return "no weights" if self.weights is None else f"weights in {str(self.weights).removeprefix('torch.')}"
 
     def rules(self) -> Iterator[tuple[bool, str]]:
@@ -41,7 +41,7 @@ class WeightsConfig(Config):
         yield self.weights in WEIGHTS, "weights in FP32, BF16 or FP16, or none"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Return the numbers and switches that the source needs."""
         weight_bytes = 0 if self.weights is None else self.weights.itemsize
         return {"kWeightBytes": weight_bytes, "kWeightIsFp16": self.weights == torch.float16, **super().constants()}
 
@@ -55,13 +55,13 @@ class GatherConfig(WeightsConfig):
 
     @property
     def ctas_per_sm(self) -> int:
-        """CTAs that are to share an SM: the most for which registers suffice without a stack."""
+        """Count the CTAs that share an SM: the most that registers allow without a stack."""
         return 10 if self.weights in (torch.bfloat16, torch.float16) else 11
 
 
 @dataclass(frozen=True)
 class ManyConfig(WeightsConfig):
-    """One configuration of gather_weighted_many: a producer, and math warps with 8 columns of each panel a thread."""
+    """One configuration of gather_weighted_many: a producer, and math warps; a thread sums 8 columns of each panel."""
 
     num_stages: int = 6
     panels: int = 2
@@ -82,7 +82,7 @@ class ManyConfig(WeightsConfig):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in moe/gather_weighted_many.cuh, which asserts that it is the same."""
+        """Return the size of `SharedStorage` in moe/gather_weighted_many.cuh, which asserts the same size."""
         return self.num_stages * (self.piece * 2 + 2 * 8)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
@@ -101,7 +101,7 @@ MANY: Kernel[ManyConfig] = Kernel(
 
 
 def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False) -> None:
-    """Sum up each token's rows on the GPU that they are on. `row_of` is contiguous, and so are rows of `weights`."""
+    """Sum up each token's rows on their GPU. `row_of` is contiguous; so is each row of `weights`."""
     if out.numel() == 0:
         return
     device, (tokens, n) = y.get_device(), out.shape
@@ -115,7 +115,7 @@ def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_de
 
 
 def config_of(weights: torch.dtype | None, tokens: int, n: int, num_sms: int) -> GatherConfig | ManyConfig:
-    """The configuration for weights of this type: the ring's if each of its CTAs has some units."""
+    """Choose the configuration for weights of this type: the ring if each CTA gets at least `MANY_UNITS` units."""
     many = many_of(weights)
     is_many = tokens * ceil_div(n, many.piece) >= MANY_UNITS * many.ctas_per_sm * num_sms
     return many if is_many else few_of(weights)
@@ -125,12 +125,12 @@ few_of, many_of = cache(GatherConfig), cache(ManyConfig)
 
 
 def grid(config: GatherConfig, tokens: int, n: int) -> int:
-    """Count CTAs: as many for each token as its columns need."""
+    """Count the CTAs: each token has the number that its columns need."""
     return tokens * ceil_div(n // COLUMNS, config.num_threads)
 
 
 def values_of(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> dict[str, Any]:
-    """Give the members of the parameters of either kernel."""
+    """Return the members of the parameters, which are the same for both kernels."""
     return {
         "y": y,
         "row_of": row_of,

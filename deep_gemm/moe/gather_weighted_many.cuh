@@ -1,11 +1,11 @@
-// The sums of gather_weighted for many tokens. Rows come through a ring in shared memory, so as many bytes are on their way as
-// the ring has slots for: also where a token has few rows, and while its sums are stored.
+// The sums of gather_weighted for many tokens. Rows pass through a ring in shared memory, so loads fill all slots of the ring,
+// even if a token has few rows, and while sums are stored.
 //
 //   producer, one warp:  empty --wait--> a piece of a row, by a bulk copy --bytes--> full
-//   math warps:          full  --wait--> times its weight, added --arrive--> empty;  behind a token's last row: stored
+//   math warps:          full  --wait--> times its weight, added --arrive--> empty;  after a token's last row: stored
 //
-// A unit is kPiece columns of a token. CTAs take units in turn, and both roles walk over them in the same way: the numbers of the
-// next unit's rows are on their way while the rows of this one are.
+// A unit is kPiece columns of a token. CTAs process units in turn, and both roles visit the same units in the same order. A role
+// loads the row numbers of the next unit while it handles the rows of the current one.
 #pragma once
 #include "gather/params.cuh"
 #include "lanes.cuh"
@@ -15,7 +15,7 @@
 
 constexpr uint32_t kMathThreads = kNumMathWarps * 32;
 constexpr uint32_t kPanel = kMathThreads * kColumns;  // 8 columns for each math thread
-constexpr uint32_t kPiece = kPanels * kPanel;          // columns of a slot
+constexpr uint32_t kPiece = kPanels * kPanel;          // columns that a slot holds
 static_assert(kNumThreads == kMathThreads + 32, "math warps, and a producer behind them");
 
 struct SharedStorage {
@@ -24,10 +24,10 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "ManyConfig.shared_bytes and SharedStorage differ");
 
-// Up to 32 routes of a unit, a lane each.
+// Up to 32 routes of a unit, one in each lane.
 struct Routes {
-  uint32_t unit, token, column;  // the unit, and where it begins
-  uint32_t first;                // lane 0's, among the token's
+  uint32_t unit, token, column;  // the unit, its token, and its first column
+  uint32_t first;                // the route of lane 0, counted within the token
   int32_t row;                   // -1: none
   float weight;
 };
@@ -74,7 +74,7 @@ DEVICE void load_rows(const GatherParams& p, SharedStorage& shared) {
   }
 }
 
-// A thread whose columns are past the last adds up whatever lies in the slots, and stores nothing.
+// Sums up rows. A thread whose columns are past the last one adds up undefined values and stores nothing.
 DEVICE void sum_rows(const GatherParams& p, SharedStorage& shared) {
   const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index();
   float total[kPanels][kColumns] = {};
@@ -91,7 +91,7 @@ DEVICE void sum_rows(const GatherParams& p, SharedStorage& shared) {
       wait_until_loaded(shared.ring, at);
 #pragma unroll
       for (uint32_t i = 0; i < kPanels; ++i) row[i] = ptx::ld_shared_v4_b32(slot + i * (kPanel * 2));
-      // The shuffle waits for the loads of all lanes; the arriving lane alone would wait only for its own.
+      // The shuffle waits for the loads of all lanes; without it, the arriving lane would wait only for its own loads.
       release(shared.ring, at, lane, ptx::shfl_sync(ptx::float_of(row[kPanels - 1].w), 0));
 #pragma unroll
       for (uint32_t i = 0; i < kPanels; ++i) add_row(total[i], row[i], weight);

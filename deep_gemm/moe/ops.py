@@ -1,6 +1,6 @@
 """Operators of a mixture of experts and its parts.
 
-Where functions take `ExpertRows`, operators take a list of its members.
+Functions take `ExpertRows`; operators take a list of its members instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Members = tuple[Tensor, ...]
 
 register_namedtuple(
     ExpertRows, serialized_type_name="deep_gemm.ExpertRows"
-)  # exported programs that give one are saved
+)  # lets torch.export save programs that return ExpertRows
 
 
 def expert_rows(topk_ids: Tensor, num_experts: int) -> Members:
@@ -34,7 +34,7 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> Members:
 
 
 def fake_expert_rows(topk_ids: Tensor, num_experts: int) -> Members:
-    """Stand for the rows of all routes."""
+    """Return empty rows of the right shapes for all routes."""
     check_routes(topk_ids, num_experts)
     return tuple(RouteProblem(topk_ids, num_experts).rows)
 
@@ -45,7 +45,7 @@ def gather_cast(x: Tensor, rows: Members, **said: Any) -> Quantized:
 
 
 def fake_gather_cast(x: Tensor, rows: Members, min_amax: float, mn_major: bool, gran_k: int, **_: object) -> Quantized:
-    """Stand for tokens in their rows."""
+    """Return empty values and scales of the right shapes."""
     check_gather(x, ExpertRows(*rows))
     magnitude("min_amax", min_amax)
     shape = ExpertRows(*rows).token_of.shape[0], x.shape[1]
@@ -58,7 +58,7 @@ def weighted(y: Tensor, rows: Members, topk_weights: Tensor, out: Tensor | None)
 
 
 def fake_weighted(y: Tensor, rows: Members, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
-    """Stand for the sums."""
+    """Return an empty result of the right shape."""
     check_weighted(y, ExpertRows(*rows), topk_weights, out)
     if out is not None:
         return None
@@ -79,9 +79,9 @@ def fake_silu_mul(
     gran_k: int,
     **_: object,
 ) -> Quantized:
-    """Stand for both."""
+    """Return empty values and scales of the right shapes."""
     gating = gating_of(activation, alpha, beta, limit)
-    activation_problem(x, row_weights, masked_m, ends, gating, alignment=1)  # fake ends are aligned to nothing
+    activation_problem(x, row_weights, masked_m, ends, gating, alignment=1)  # the alignment of fake ends is unknown
     activated = torch.empty((*x.shape[:-1], x.shape[-1] // 2), device=x.device, dtype=torch.float32)
     return fake_cast(activated, Target(1, gran_k, min_amax=min_amax, mn_major=mn_major))
 
@@ -89,13 +89,13 @@ def fake_silu_mul(
 def fake_experts(
     out: Tensor | None, limit: float | None, activation: str, alpha: float | None, beta: float | None, **given: Any
 ) -> Tensor | None:
-    """Stand for a layer of experts."""
+    """Check the call, and return an empty output unless `out` is given."""
     problem = experts_problem(out=out, gating=gating_of(activation, alpha, beta, limit), **given)
     return problem.out if out is None else None
 
 
 def flops_of_rows(rows: int, x: Tensor, w1: Tensor) -> int:
-    """Count both products, for every route: only a GPU knows which routes have no expert."""
+    """Count the operations of both products for every route: only a GPU knows the routes without an expert."""
     return 3 * rows * x.shape[1] * w1.shape[1]
 
 

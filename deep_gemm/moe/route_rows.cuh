@@ -1,10 +1,10 @@
 // Gives each route (one expert of one token) a row. Rows are stacked by expert without gaps, and within an expert by route, so
 // the result is the same each time.
 //
-//   row of a route = where its expert's rows start + routes of that expert before this CTA's + before it in this CTA
+//   row of a route = its expert's first row + that expert's routes before this CTA's + its routes before this one in this CTA
 //
-// CTA i gives rows to kNumThreads routes. TOTALS counts an expert's routes, in all and before the CTA's: each CTA counts them if
-// they are few; count_routes has made a table if they are many.
+// CTA i gives rows to kNumThreads routes. TOTALS counts an expert's routes, in all and before the CTA's. If routes are few, each
+// CTA counts them; if they are many, count_routes has made a table.
 #pragma once
 #include "lanes.cuh"
 #include "ptx/warp.cuh"
@@ -15,9 +15,9 @@ constexpr uint32_t kWarpsAtOnce = 8;  // a thread loads the counters of these wa
 static_assert(kWarps % kWarpsAtOnce == 0);
 
 struct SharedStorage {
-  uint32_t total[kMaxExperts], before[kMaxExperts];  // routes of each expert: of all, of the CTAs before
-  uint32_t next[kWarps][kMaxExperts];  // routes of each expert that a warp has; then the row of the first of them
-  uint32_t of_warp[kWarps];            // routes of the experts that a warp's threads have
+  uint32_t total[kMaxExperts], before[kMaxExperts];  // routes of each expert: in all CTAs, and in the CTAs before this one
+  uint32_t next[kWarps][kMaxExperts];  // routes of each expert in a warp; later the row of the first such route
+  uint32_t of_warp[kWarps];            // routes of the experts that a warp's threads look at
 };
 static_assert(kWarps == 32 && kMaxExperts <= kNumThreads, "a lane for each warp, and a thread for each expert");
 static_assert(sizeof(SharedStorage) == kSharedBytes, "RouteConfig.shared_bytes and SharedStorage differ");
@@ -25,10 +25,10 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "RouteConfig.shared_bytes a
 #include TOTALS  // find_totals: adds to `total` and `before`, which are zero
 
 struct Starts {
-  uint32_t own, used;  // first row of this thread's expert; number of rows that have a token
+  uint32_t own, used;  // first row of this thread's expert; number of rows with a token
 };
 
-// Finds the first row of each expert, one a thread: sums totals up in each warp, then over the warps.
+// Finds the first row of each expert, one expert for each thread: sums totals up within each warp, then over the warps.
 DEVICE Starts find_starts(SharedStorage& shared, uint32_t total) {
   const uint32_t lane = ptx::lane_index(), warp = ptx::thread_index() / 32;
   const uint32_t in_warp = sum_up_to_lane(total, lane);
@@ -57,7 +57,7 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
   const ptx::Uint2 id = route < p.num_routes ? own.id(p) : kNoId;
-  find_totals(p, shared);  // here, so that its loads start before the id is used
+  find_totals(p, shared);  // here, so that its loads start before the id arrives
   const uint32_t expert = expert_of(p, id);
   const uint32_t same = ptx::match_any_sync(expert), rank = ptx::popc(same & ((1u << lane) - 1));
   if (expert != kNoExpert && rank == 0) ptx::st_shared_b32(&shared.next[warp][expert], ptx::popc(same));
@@ -69,7 +69,7 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
     uint32_t row = start.own + ptx::ld_shared_b32(&shared.before[thread]);
 #pragma unroll 1
     for (uint32_t first = 0; first < warps; first += kWarpsAtOnce) {
-      uint32_t routes[kWarpsAtOnce];  // undefined for warps without routes, which do not read the rows that they get
+      uint32_t routes[kWarpsAtOnce];  // undefined for warps without routes, which do not read these rows
 #pragma unroll
       for (uint32_t w = 0; w < kWarpsAtOnce; ++w) routes[w] = ptx::ld_shared_b32(&shared.next[first + w][thread]);
 #pragma unroll
@@ -87,14 +87,14 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
 
   if (route >= p.num_routes) return;
   const uint32_t row = expert != kNoExpert ? ptx::ld_shared_b32(&shared.next[warp][expert]) + rank : ~0u;
-  if (row < p.num_routes) {  // not where a rank that comes too late has written ids anew since they were counted
+  if (row < p.num_routes) {  // false if a late rank has changed the ids since they were counted
     ptx::st_global_b32(p.row_of + route, row);
     ptx::st_global_b32(p.token_of + row, route / p.topk);
     ptx::st_global_b32(p.ids + row, expert);
   } else {
     ptx::st_global_b32(p.row_of + route, ~0u);
   }
-  if (route >= start.used) {  // a row without a token has the number of some route, as any row
+  if (route >= start.used) {  // a row without a token is filled by the thread of the route with the same number
     ptx::st_global_b32(p.token_of + route, ~0u);
     ptx::st_global_b32(p.ids + route, ~0u);
   }

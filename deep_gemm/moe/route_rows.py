@@ -1,5 +1,5 @@
-"""The kernels of moe/route_rows.cuh and moe/count_routes.cuh: how they are compiled, and launched for the experts of
-tokens: the first alone for few routes, behind the second for many.
+"""The kernels of moe/route_rows.cuh and moe/count_routes.cuh: their configurations, and their launches for the experts
+of tokens. For few routes route_rows runs alone; for many it runs after count_routes.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ MAX_EXPERTS = (64, 256, 1024)
 """The largest number of experts of each configuration; its kernel counts routes for all of them."""
 ID_BYTES = (4, 8)
 PART = 1024
-"""Routes of a part. One CTA gives rows to the routes of a part."""
+"""Routes in a part. One CTA gives rows to the routes of one part."""
 PARTS_ALONE = 8
-"""Up to this many parts each CTA counts all routes itself: about 0.25 us a part; a launch of count_routes takes 2."""
+"""Up to this many parts each CTA counts all routes, in about 0.25 us a part; a launch of count_routes takes 2 us."""
 
 
 class Totals(Enum):
     """How a CTA of route_rows counts each expert's routes. The value names the source in moe/route/."""
 
     COUNTED = "count_all"
-    """It counts all of them."""
+    """A CTA counts all routes itself."""
     OF_PARTS = "sum_parts"
-    """It adds up the counts that count_routes found for each part."""
+    """A CTA adds up the counts that count_routes has stored for each part."""
 
 
 @dataclass(frozen=True)
 class RouteConfig(Config):
-    """One configuration of route_rows. A CTA gives rows to as many routes as it has threads."""
+    """One configuration of route_rows. A CTA gives a row to one route for each of its threads."""
 
     id_bytes: int
     max_experts: int
@@ -48,12 +48,12 @@ class RouteConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people: such as "int64 256 experts"."""
+        """Return a short name for people, such as "int64 256 experts"."""
         return f"int{self.id_bytes * 8} {self.max_experts} experts" + " of parts" * (self.totals == Totals.OF_PARTS)
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in moe/route_rows.cuh, which asserts that it is the same."""
+        """Return the size of `SharedStorage` in moe/route_rows.cuh, which asserts the same size."""
         warps = self.num_threads // 32
         return (2 + warps) * self.max_experts * 4 + warps * 4
 
@@ -63,13 +63,13 @@ class RouteConfig(Config):
         yield self.max_experts in MAX_EXPERTS, f"a number of experts among {MAX_EXPERTS}"
 
     def choices(self) -> dict[str, str]:
-        """Give the file that finds totals."""
+        """Name the file that finds totals."""
         return {"TOTALS": f"route/{self.totals.value}.cuh"}
 
 
 @dataclass(frozen=True)
 class CountConfig(Config):
-    """One configuration of count_routes, whatever the number of experts."""
+    """One configuration of count_routes, for any number of experts."""
 
     id_bytes: int
     num_threads: ClassVar[int] = 256
@@ -80,7 +80,7 @@ class CountConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people: such as "int64"."""
+        """Return a short name for people, such as "int64"."""
         return f"int{self.id_bytes * 8}"
 
     def rules(self) -> Iterator[tuple[bool, str]]:
@@ -99,11 +99,11 @@ COUNTER: Kernel[CountConfig] = Kernel(
 
 
 class RouteProblem:
-    """The experts of tokens, and where the rows of their routes go."""
+    """The experts of tokens, and the tensors for the rows of their routes."""
 
     def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0) -> None:
-        """`topk_ids` is int32 or int64 `[tokens, topk]`; ids of a token lie beside each other. Experts are numbered
-        from `first`.
+        """`topk_ids` is int32 or int64 `[tokens, topk]`; ids of one token are adjacent. Ids of experts begin at
+        `first`.
         """
         self.topk_ids, self.num_experts, self.first = topk_ids, num_experts, first
         shapes = (num_experts,), (num_experts,), topk_ids.shape, (topk_ids.numel(),), (topk_ids.numel(),)
@@ -112,7 +112,7 @@ class RouteProblem:
 
 
 def run(p: RouteProblem) -> None:
-    """Give each route a row, on the GPU that the ids are on."""
+    """Give each route a row, on the GPU of the ids."""
     num_routes = p.topk_ids.numel()
     if num_routes == 0:
         p.rows.counts.zero_()
@@ -135,7 +135,7 @@ def totals_for(num_routes: int) -> Totals:
 
 @cache
 def config_of(id_bytes: int, num_experts: int, totals: Totals) -> RouteConfig:
-    """The configuration that thinks of enough experts."""
+    """Choose the configuration with the fewest counters that suffice for `num_experts`."""
     most = next((most for most in MAX_EXPERTS if num_experts <= most), None)
     if most is None:
         raise ValueError(f"num_experts: expected at most {MAX_EXPERTS[-1]}, got {num_experts}")
@@ -143,12 +143,12 @@ def config_of(id_bytes: int, num_experts: int, totals: Totals) -> RouteConfig:
 
 
 def grid(num_routes: int) -> int:
-    """A CTA for each part, of either kernel."""
+    """Count the CTAs of either kernel: one for each part."""
     return ceil_div(num_routes, PART)
 
 
 def values_of(p: RouteProblem, of_parts: Tensor | None = None) -> dict[str, Any]:
-    """Give the members of the parameters of both kernels; `of_parts` has the counts of parts, if there are any."""
+    """Return the members of the parameters of both kernels; `of_parts`: the counts of parts, if count_routes runs."""
     return {
         "topk_ids": p.topk_ids,
         **p.rows._asdict(),

@@ -1,6 +1,6 @@
-"""Rows of experts: stacking the routes of tokens by expert, gathering tokens into them, and summing them up again.
+"""Rows of experts: stack tokens' routes by expert, copy tokens into these rows, and sum the rows up for each token.
 
-The host reads no value of a GPU, so a CUDA graph is captured once and replayed with other routes.
+The host does not wait for the GPU, so a CUDA graph is captured once and replayed with other routes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
 
 MANY_ROWS = 4096
 MAX_PITCH = 1 << 31
-"""Elements from a row to the next, for kernels that count them in 32 bits."""
+"""Kernels count elements from a row to the next in 32 bits."""
 
 
 def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
-    """Give each route of a token a row, the rows being stacked by expert without gaps.
+    """Give each route of a token a row; the rows are stacked by expert without gaps.
 
     `topk_ids` is int32 or int64 `[tokens, topk]`: the experts of each token, -1 for none. An expert may occur several
-    times in a token's row. Rows are ordered by expert, then by token, then by column, so the result is the same each
-    time. On a GPU an id that no expert has counts as -1; on the CPU it is a mistake.
+    times in a token's row. Rows are ordered by expert, then by token, then by column, so the result is always the
+    same. A GPU treats an id without an expert as -1; on the CPU it is a mistake.
 
     >>> rows = expert_rows(torch.tensor([[2, 0], [-1, 2]]), 3)
     >>> rows.ends.tolist(), rows.row_of.tolist()
@@ -61,9 +61,9 @@ STACKED = Function(
 
 
 def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0, used: int | None = None) -> ExpertRows:
-    """Compute `expert_rows` for the experts whose ids are `first` to `first + num_experts - 1`; others count as -1.
+    """Compute `expert_rows` for the experts with ids `first` to `first + num_experts - 1`; other ids count as -1.
 
-    `used` rows have a token, if the host knows how many: then there are no other rows.
+    `used`: the number of rows with a token, if the host knows it; the result then has only these rows.
     """
     if on_hopper(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]:
         p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts, first)
@@ -76,7 +76,7 @@ def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0, used: int |
 
 def _stacked_by_torch(topk_ids: Tensor, num_experts: int, first: int) -> ExpertRows:
     has_expert = (topk_ids >= first) & (topk_ids < first + num_experts)
-    # Routes without an expert are sorted behind all others.
+    # Routes without an expert are sorted after all others.
     expert = torch.where(has_expert, topk_ids - first, num_experts).flatten()
     sorted_expert, route = expert.sort(stable=True)
     device = topk_ids.device
@@ -102,7 +102,7 @@ def gather_cast_to_fp8(
 ) -> Quantized:
     """Cast tokens to FP8 and copy each into its rows.
 
-    `x` is `[tokens, k]`, BF16, FP16 or FP32; `rows` is what `expert_rows` gives. The result is that of
+    `x` is `[tokens, k]`, BF16, FP16 or FP32; `rows` comes from `expert_rows`. The result is that of
     `per_token_cast_to_fp8(x[rows.token_of])`: values `[rows, k]` and scales `[rows, ceil(k / gran_k)]`. Rows without a
     token are undefined (on the CPU zeros with scale 1). A GPU reads and casts each token once. There is no
     gradient: see `experts`.
@@ -116,7 +116,7 @@ def gather_cast_to_fp8(
 
 
 def gather_and_cast(x: Tensor, rows: ExpertRows, scaled: Scales | None = PER_ROW, *, is_dependent: bool = False) -> Any:
-    """Compute `gather_cast_to_fp8` for a product, or BF16 `Rows` if it is not `scaled`.
+    """Compute `gather_cast_to_fp8` for a product; if `scaled` is None, copy BF16 `Rows` instead.
 
     `is_dependent`: as for `Kernel.run`.
     """
@@ -125,7 +125,7 @@ def gather_and_cast(x: Tensor, rows: ExpertRows, scaled: Scales | None = PER_ROW
 
 def _gather_as_operator(x: Tensor, rows: ExpertRows, *said: Any) -> Rows:
     *others, gran_k, _ = said
-    if gran_k is None:  # a part of layers, which are operators themselves
+    if gran_k is None:  # layers, which are operators themselves, call this
         return _gather_checked(x, rows, *said)
     operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
     return operator(x, [*check_rows(rows)], *others, granularity(gran_k, 0))  # type: ignore[no-any-return]
@@ -138,7 +138,7 @@ def _gather_checked(x: Tensor, rows: ExpertRows, *said: Any) -> Rows:
         block = None if gran_k is None else granularity(gran_k, 0)
         count = rows.token_of.shape[0]
         if has_kernels(x) and (block is None or block in BLOCKS_OF_GROUPS):
-            # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
+            # With many rows, scattered single scales cost more memory time than a second layout pass over the scales.
             is_few = count <= MANY_ROWS or not block
             to = UNSCALED
             if block is not None:
@@ -168,14 +168,14 @@ GATHERED = Function(
 def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
     """Sum up the rows of each token, each times the weight of its route.
 
-    - `y`: `[rows, n]`, BF16, FP16 or FP32, n a multiple of 8; `rows`: what `expert_rows` gives.
+    - `y`: `[rows, n]`, BF16, FP16 or FP32, n a multiple of 8; `rows`: the result of `expert_rows`.
     - `topk_weights`: `[tokens, topk]`, FP32, BF16 or FP16.
-    - `out`: BF16 `[tokens, n]`. Where it is given the function returns None; where it is left out the function makes it
+    - `out`: BF16 `[tokens, n]`. If it is given, the function returns None; if it is left out, the function makes it
       and returns it.
 
-    A sum starts from 0 and takes the routes in order of their columns. Each product and each addition is rounded to
-    FP32 by itself (no fused multiply-add), and the sum is rounded once to BF16, so the bits are the same each time.
-    A route without a row adds nothing, whatever its weight is, and a row that no route has may hold anything. There is
+    A sum starts from 0 and adds the routes in order of their columns. Each product and each addition is rounded to
+    FP32 separately (no fused multiply-add), and the sum is rounded once to BF16, so the bits are always the same.
+    A route without a row adds nothing, whatever its weight is, and a row without a route may hold anything. There is
     no gradient: see `experts`.
 
     >>> rows = expert_rows(torch.tensor([[1, 0], [0, -1]]), 2)
@@ -212,7 +212,7 @@ WEIGHTED_INTO = replace(WEIGHTED, outputs=1)
 def sum_rows(
     y: Tensor, row_of: Tensor, weights: Tensor | None = None, out: Tensor | None = None, *, is_dependent: bool = False
 ) -> Tensor:
-    """Compute `gather_weighted` without checks; `weights` None: each is 1. Gives the output.
+    """Compute `gather_weighted` without checks; if `weights` is None, each is 1. Return the output.
 
     `is_dependent`: as for `Kernel.run`.
     """
@@ -241,17 +241,17 @@ SUMMED_INTO = replace(SUMMED, outputs=1)
 
 
 def with_contiguous_rows(x: Tensor) -> Tensor:
-    """A matrix itself if its rows follow each other at some distance, each without gaps; else a copy."""
+    """Return a matrix itself if each row is contiguous and rows do not overlap; else a contiguous copy."""
     return x if x.stride(1) == 1 and x.shape[1] <= x.stride(0) < MAX_PITCH else x.contiguous()
 
 
 def on_hopper(x: Tensor) -> bool:
-    """Tell whether a tensor lies on a GPU that kernels are for."""
+    """Tell whether a tensor is on a GPU that the kernels support."""
     return x.is_cuda and is_hopper(x.get_device())
 
 
 def weighted_sum(y: Tensor, row_of: Tensor, weights: Tensor | None) -> Tensor:
-    """FP32 `[tokens, n]`: for each token the sum of its rows times their weights, or 1, in order of columns."""
+    """Compute FP32 `[tokens, n]`: each token's rows, times their weights or 1, summed in order of columns."""
     tokens, topk = row_of.shape
     total = torch.zeros(tokens, y.shape[1], dtype=torch.float32, device=y.device)
     for column in range(topk):

@@ -1,16 +1,16 @@
 """A gated mixture of experts with products in FP8, or in BF16, forward and backward.
 
-Rows are routes of tokens, stacked by expert, as `expert_rows` says; p is the weight of a row's route.
+Rows are routes of tokens, stacked by expert in the order of `expert_rows`; p is the weight of a row's route.
 
     x rows     --cast 1x128--> h = A w1^T   (BF16: gate and up)
-    s = silu(gate) up  --cast 1x128--> y = A w2^T,   out = sum of each token's p y
+    s = silu(gate) up  --cast 1x128--> y = A w2^T,   out = sum of p y over each token's rows
 
     dout rows  --cast 1x128--> ds / p = A w2,   dp = <s, ds / p>
-    dh         --cast 1x128--> A w1,            dx = sum of each token's
+    dh         --cast 1x128--> A w1,            dx = sum over each token's rows
     dw2 = (p dout rows)^T s,   dw1 = dh^T (x rows): groups along k, all operands cast 1x128 along each expert's rows
 
-Backward keeps x, h, the weights, and the origin of each row. The host waits for nothing. In BF16 nothing is cast: the
-same products take rows as they lie, and dw2 = (dout rows)^T (p s).
+Backward keeps x, h, the weights, and the token of each row. The host does not wait for the GPU. In BF16 nothing is
+cast: the same products read rows in their own layout, and dw2 = (dout rows)^T (p s).
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from .kept import Weight, cast_weight, cast_weight_back, for_backward, for_forwa
 
 FP8 = "fp8"
 BF16 = "bf16"
-"""Values of `products`."""
+"""Allowed values of `products`."""
 
 
 class Experts(Trained):
     """The experts of a mixture: the weighted sum of `w2[e] @ (silu(gate) * up)` over each token's experts e.
 
     `w1` is `[num_experts, 2 intermediate, hidden]`, the gate's rows first, and `w2` `[num_experts, hidden,
-    intermediate]`, both drawn as `torch.nn.Linear` draws its weight. hidden and intermediate are multiples of 16. A
-    router chooses experts and weights: gradients flow to the weights, and to x. `limit` and `accumulates_main_grad`:
+    intermediate]`, both initialized like the weight of `torch.nn.Linear`. hidden and intermediate are multiples of 16.
+    A router chooses experts and weights: gradients flow to the weights, and to x. `limit` and `accumulates_main_grad`:
     as for `silu_mul_cast_to_fp8` and `Linear`. The result has the type of x, or of autocast, rounded to BF16 at least.
     `products="bf16"` computes in BF16: sizes are multiples of 8, and weights of other types are rounded to BF16.
 
@@ -102,20 +102,20 @@ class Experts(Trained):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights of each expert as `torch.nn.Linear` draws its own."""
+        """Draw each expert's weights like `torch.nn.Linear` draws its weight."""
         for weight in (self.w1, self.w2):
             bound = 1 / sqrt(weight.shape[2])
             torch.nn.init.uniform_(weight, -bound, bound)
 
     def extra_repr(self) -> str:
-        """Give sizes and the type of the products, for `print`."""
+        """Return sizes and the type of the products, for `print`."""
         sizes = f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
         return f"{sizes}, products={self.products}"
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """Compute the mixture of tokens x `[..., hidden]`: `topk_ids` and `topk_weights` are `[..., topk]`.
+        """Compute the mixture for tokens x `[..., hidden]`; `topk_ids` and `topk_weights` are `[..., topk]`.
 
-        Ids are int32 or int64, -1 for none.
+        Ids are int32 or int64; -1 means no expert.
         """
         x = as_autocast_says(tensor("x", x))
         if x.dim() < 1 or x.shape[-1] != self.hidden:
@@ -145,9 +145,9 @@ class Experts(Trained):
 def mixture(
     x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None, products: str = FP8
 ) -> Tensor:
-    """Compute a mixture of rows that are laid out already, with gradients."""
+    """Compute a mixture of rows that are stacked already, with gradients."""
     given = x, topk_weights, w1, w2
-    if x.is_meta or is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
+    if x.is_meta or is_dispatched(x):  # call an operator of nn/ops.py, with a formula for its gradients
         out, _ = torch.ops.deep_gemm.nn_experts(*given, list(rows), limit, products)
         return out  # type: ignore[no-any-return]
     return _Experts.apply(*given, rows, limit, products, (None, None))  # type: ignore[no-any-return, no-untyped-call]
@@ -155,12 +155,12 @@ def mixture(
 
 @outside_of_graphs
 def apply_outside_of_graphs(*args: Any) -> Tensor:
-    """Compute the mixture where no graph can: gradients are added to `main_grad`, or weights are cast already."""
+    """Compute the mixture outside of a graph: gradients are added to `main_grad`, or weights are cast already."""
     return _Experts.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Experts(torch.autograd.Function):
-    """The products of a mixture, whose weights may be cast already. Only needed tensors are computed and saved."""
+    """The products of a mixture; the weights may be cast already. Only needed tensors are computed and saved."""
 
     @staticmethod
     def forward(
@@ -174,7 +174,7 @@ class _Experts(torch.autograd.Function):
         products: str,
         main_grads: tuple[Tensor | None, Tensor | None],
     ) -> Tensor:
-        """Compute the mixture, and save the tensors that the needed gradients are computed from."""
+        """Compute the mixture, and save the tensors that backward needs."""
         needs_x, needs_p, needs_w1, _, *_ = ctx.needs_input_grad
         out, h = with_gates(x, topk_weights, w1, w2, rows, limit, products)
         saved1, saved2 = (None, None) if isinstance(w1, tuple) else (w1, w2)
@@ -195,7 +195,7 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients that are needed."""
+        """Compute the needed gradients."""
         x, topk_weights, w1, w2, h, *fields = ctx.saved_tensors
         if ctx.cast is not None:
             w1, w2 = map(transposed, ctx.cast)
@@ -212,7 +212,7 @@ class _Experts(torch.autograd.Function):
 def with_gates(
     x: Tensor, topk_weights: Tensor, w1: Weight, w2: Weight, rows: ExpertRows, limit: float | None, products: str = FP8
 ) -> tuple[Tensor, Tensor]:
-    """Compute the mixture, and gate and up of each row, which all gradients take."""
+    """Compute the mixture, and gate and up of each row, which backward needs."""
     is_fp8 = products == FP8
     w1, w2 = (for_forward(w) if is_fp8 or isinstance(w, tuple) else w.to(torch.bfloat16) for w in (w1, w2))
     return run(FORWARD, (x, topk_weights, w1, w2, rows), (limit, products))  # type: ignore[no-any-return]
@@ -238,7 +238,7 @@ FORWARD = Function(
 
 
 MOST_AT_ONCE = 1 << 24
-"""The most elements of gate and up for backward as one record, which holds the memory of all its steps at once."""
+"""Most elements of gate and up for a backward as one record, which holds the memory of all its steps together."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Gradients of x, of the weights of routes, of w1 and of w2."""
 
@@ -257,7 +257,7 @@ def gradients(
     products: str = FP8,
     main_grads: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Gradients:
-    """Compute the gradients that are needed, in these types. A weight that is cast already is given transposed."""
+    """Compute the needed gradients, in `types`. A weight that is cast already is passed transposed."""
     depths = GroupedRows(*rows[:2], rows.token_of).depths if products == FP8 else rows.counts
     weights = [None if w is None else for_backward(w) if products == FP8 else w for w in (w1, w2)]
     p, are_none = of_rows(topk_weights.float(), rows), [each is None for each in (x, w1, w2, *main_grads)]
@@ -292,14 +292,14 @@ def _gradients(
     needs_w2: bool,
     *more: Any,
 ) -> Gradients:
-    """Compute gradients one after the other, so that few operands are there at a time; of p in parts of each row's."""
+    """Compute gradients one after the other, so that memory holds few operands; p's gradient has parts for each row."""
     groups, types = GroupedRows(rows.counts, rows.ends, rows.token_of), more[3:5]
     is_fp8, scaled = products == FP8, PER_ROW if products == FP8 else None
     a = ds = of_x = of_p = of_w1 = of_w2 = None
     if w2 is not None or (needs_w2 and not is_fp8):
         a = gather_and_cast(grad, rows, scaled)
-    if w2 is not None:  # one of the first three needs it
-        ds = product_of_rows(a, turned(w2, products), rows)  # but for the factor p
+    if w2 is not None:  # the gradient of x, of p or of w1 is needed
+        ds = product_of_rows(a, turned(w2, products), rows)  # without the factor p
     if is_fp8:
         a = None
     dh, dh_columns, s_columns, parts = cast_silu_gradient(
@@ -331,11 +331,11 @@ BACKWARD = [
     Function(_gradients, _gradients, lambda *operands: tuple(tensors_of(*operands)), outputs=outputs)
     for outputs in range(3)
 ]
-"""Backward of no, one and two gradients of weights that are added to a `main_grad`."""
+"""Backward with no, one and two weight gradients that are added to a `main_grad`."""
 
 
 def weight_gradient(a: Any, b: Any, depths: Tensor, dtype: torch.dtype, main_grad: Tensor | None) -> Tensor | None:
-    """Compute a @ b.T along groups of these depths, or a.T @ b of BF16: added to `main_grad`, else given in `dtype`."""
+    """Compute a @ b.T along groups of these depths (BF16: a.T @ b); add to `main_grad`, or return in `dtype`."""
     product: Any = k_grouped_fp8_gemm_nt_contiguous
     shape = depths.shape[0], *(scales.shape[0] if scales is not None else x.shape[1] for x, scales in (a, b))
     if a[1] is None:
@@ -349,19 +349,19 @@ def weight_gradient(a: Any, b: Any, depths: Tensor, dtype: torch.dtype, main_gra
 
 
 def turned(w: Weight, products: str) -> Rows:
-    """Give a weight transposed, as products of gradients take it."""
+    """Return a weight transposed, in the layout that products of gradients read."""
     if products == FP8 or isinstance(w, tuple):
         return cast_weight_back(w)
     return w.to(torch.bfloat16).mT, None
 
 
 def of_rows(x: Tensor, rows: ExpertRows) -> Tensor:
-    """Give each row the value of its route; a row without a route gets anything. The host reads nothing."""
+    """Return for each row the value of its route; a row without a route is undefined. The host does not wait."""
     found = x.new_empty(rows.ids.shape[0] + 1)
-    found[rows.row_of] = x  # routes without a row, which have -1, share the last
+    found[rows.row_of] = x  # routes without a row have -1, so they write the last element
     return found[:-1]
 
 
 def of_routes(x: Tensor, rows: ExpertRows) -> Tensor:
-    """Give each route the value of its row, or 0 if it has no row."""
-    return F.pad(x, (0, 1))[rows.row_of]  # routes without a row have -1, which is the zero
+    """Return for each route the value of its row, or 0 if it has no row."""
+    return F.pad(x, (0, 1))[rows.row_of]  # routes without a row have -1, so they read the last element, a zero

@@ -1,8 +1,8 @@
-"""Layers for inference, whose weights are FP8 or FP4 already: modules around `linear` and `experts`.
+"""Layers for inference with FP8 or FP4 weights: modules around `linear` and `experts`.
 
-State dicts have the names of checkpoints: `weight`, and `weight_scale_inv` or, for whole rows, `weight_scale`. Both
-multiply. A weight that is not cast yet is cast when it is loaded. Values are parameters without a gradient, so
-`parameters()` counts them; scales are buffers.
+State dicts use the names of checkpoints: `weight`, and `weight_scale_inv` or, for whole rows, `weight_scale`. Values
+are multiplied by either scale. A weight that is not cast yet is cast when it is loaded. Values are parameters without
+a gradient, so `parameters()` counts them; scales are buffers.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ M = TypeVar("M", bound="Holder")
 
 
 class Holder(torch.nn.Module):
-    """A module that holds cast weights in buffers, `w_values` and `w_scales` for one called w."""
+    """A module that holds cast weights in buffers: `w_values` and `w_scales` for a weight called w."""
 
     WEIGHTS: ClassVar[tuple[str, ...]] = ()
-    """Parameters that are weights for inference."""
+    """Names of the parameters that are weights for inference."""
 
     def hold(self, name: str, w: Operand) -> None:
         """Hold a weight."""
@@ -49,12 +49,12 @@ class Holder(torch.nn.Module):
             self.register_buffer(name + ending, x)
 
     def held(self, name: str) -> Operand:
-        """Give a weight that is held."""
-        here = self._buffers  # by attribute each takes half a us: torch looks for it among parameters first
+        """Return a held weight: its values and scales."""
+        here = self._buffers  # attribute access takes half a us more: torch searches the parameters first
         return here[name + "_values"], here[name + "_scales"]  # type: ignore[return-value]
 
     def _apply(self: M, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> M:
-        """Move cast weights and their scales, but leave their types: `half` and its like are for other parameters."""
+        """Move cast weights and their scales, but keep their types: `half` and similar calls affect other tensors."""
         fixed = {id(each) for each in (*self._buffers.values(), *map(self._parameters.get, self.WEIGHTS))}
 
         def moved(x: Tensor) -> Tensor:
@@ -66,31 +66,31 @@ class Holder(torch.nn.Module):
 
 
 class Frozen(Holder):
-    """A module for inference, whose state dict has the names of checkpoints: `w`, and `w_scale_inv` or `w_scale`."""
+    """A module for inference. Its state dict uses the names of checkpoints: `w`, and `w_scale_inv` or `w_scale`."""
 
     gran_k: int | None
     recipe_b: Recipe | None
 
     def hold(self, name: str, w: Operand | Tensor) -> None:
-        """Hold a weight: its values as a parameter without a gradient, its scales, if there are any, as a buffer."""
+        """Hold a weight: its values as a parameter without a gradient, and any scales as a buffer."""
         values, scales = (w, None) if isinstance(w, Tensor) else pair(name, w)
         self.register_parameter(name, torch.nn.Parameter(values.detach(), requires_grad=False))
         self.register_buffer(name + ending_of(values, scales), scales)
 
     def held(self, name: str) -> Operand:
-        """Give a weight that is held."""
+        """Return a held weight: its values and scales."""
         here, scales = self._buffers, name + SCALES
         return self._parameters[name], here[scales if scales in here else name + ROW_SCALES]  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
-        """Give types and shapes of the tensors held, for `print`."""
+        """Return the types and shapes of the held tensors, for `print`."""
         held = [(name, x) for name, x in self.state_dict().items() if name != "bias"]
         return ", ".join(f"{name}={str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for name, x in held)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
-        """Load weights: cast ones with their scales as they come, while others are cast here."""
+        """Load weights: keep cast weights and their scales, and cast all other weights."""
         *_, errors = more
-        multiply_scales(self, state_dict, prefix, metadata, *more)  # for weights that are held in BF16
+        multiply_scales(self, state_dict, prefix, metadata, *more)  # for weights held in BF16
         for name in self.WEIGHTS:
             key, before = prefix + name, self.held(name)
             if key in state_dict and before[1] is not None:
@@ -108,7 +108,7 @@ class Frozen(Holder):
         super()._load_from_state_dict(state_dict, prefix, metadata, *more)
 
     def _cast(self, name: str, held: Operand, given: Tensor, scales: Tensor | None) -> Operand:
-        """Give a weight of a state dict in the form of the one that is held."""
+        """Convert a weight of a state dict to the form of the held weight."""
         values, _ = held
         if given.dtype in WEIGHT_TYPES and scales is None:
             device = given.device if values.is_meta else values.device
@@ -128,8 +128,8 @@ class Frozen(Holder):
 class FrozenLinear(Frozen):
     """`linear` with a weight that is FP8 or FP4 already.
 
-    `w` is a pair of values and scales as `linear` takes it, and so are `gran_k` and `recipe_b`; `bias` becomes a
-    parameter without a gradient. The result has the type of x, or of autocast, rounded to BF16 at least.
+    `w` is a pair of values and scales as for `linear`; `gran_k` and `recipe_b` too are as for `linear`. `bias` becomes
+    a parameter without a gradient. The result has the type of x, or of autocast, rounded to BF16 at least.
 
     >>> w = torch.full((8, 64), 0x22, dtype=torch.int8), torch.full((8, 4), 127, dtype=torch.uint8)  # MXFP4, all ones
     >>> FrozenLinear(w, bias=torch.ones(8))(torch.ones(2, 128))[:, 0].tolist()
@@ -147,22 +147,22 @@ class FrozenLinear(Frozen):
         self.bias = None if bias is None else torch.nn.Parameter(tensor("bias", bias).detach(), requires_grad=False)
 
     def extra_repr(self) -> str:
-        """Give types and shapes of the tensors held, for `print`."""
+        """Return the types and shapes of the held tensors, for `print`."""
         return f"{super().extra_repr()}, bias={self.bias is not None}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute x @ w.T + bias of x `[..., k]`."""
+        """Compute x @ w.T + bias for x `[..., k]`."""
         x = as_autocast_says(x if type(x) is Tensor else tensor("x", x))
         out: Any = linear(x, self.held("weight"), bias=self.bias, gran_k=self.gran_k, recipe_b=self.recipe_b)
         return out.to(x.dtype)  # type: ignore[no-any-return]
 
 
 class FrozenExperts(Frozen):
-    """`experts` with weights that are FP8 or FP4 already, or BF16: pairs, or tensors, as `experts` takes them.
+    """`experts` with weights that are FP8 or FP4 pairs, or BF16 tensors.
 
-    `limit`, `gran_k`, `recipe_b` and biases are as for `experts` too; biases become buffers in FP32. The result has the
-    type of x, or of autocast, rounded to BF16 at least. If x or the weights of routes require a gradient they get one,
-    if the scales are FP32 for 128x128 or weights BF16, and there is no bias.
+    `limit`, `gran_k`, `recipe_b` and biases are as for `experts`; biases become buffers in FP32. The result has the
+    type of x, or of autocast, rounded to BF16 at least. Gradients reach x and the weights of routes if they require
+    one, the weights are BF16 or have FP32 scales of 128x128, and there is no bias.
 
     >>> w1 = torch.full((2, 64, 16), 0x22, dtype=torch.int8), torch.full((2, 64, 1), 127, dtype=torch.uint8)
     >>> w2 = torch.full((2, 32, 16), 0x22, dtype=torch.int8), torch.full((2, 32, 1), 127, dtype=torch.uint8)
@@ -194,7 +194,7 @@ class FrozenExperts(Frozen):
 
     @property
     def products(self) -> str:
-        """The numbers that are multiplied."""
+        """Return the type of the products, FP8 or BF16."""
         return BF16 if self.held(self.WEIGHTS[0])[1] is None else FP8
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
@@ -205,7 +205,7 @@ class FrozenExperts(Frozen):
         super()._load_from_state_dict(state_dict, prefix, *more)
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """Compute the mixture of tokens x `[tokens, hidden]`; ids and weights of routes are `[tokens, topk]`."""
+        """Compute the mixture for tokens x `[tokens, hidden]`; ids and weights of routes are `[tokens, topk]`."""
         x = as_autocast_says(x if type(x) is Tensor else tensor("x", x))
         w1, w2 = map(self.held, self.WEIGHTS)
         is_bf16 = w1[1] is None
@@ -222,7 +222,7 @@ class FrozenExperts(Frozen):
 
 
 def _is_usual(w: Operand) -> bool:
-    """Tell whether a weight is FP8 with a scale in FP32 for each 128x128, as products of gradients take it."""
+    """Tell whether a weight is FP8 with an FP32 scale for each 128x128, as products of gradients need it."""
     values, scales = w
     shape = *values.shape[:1], *(ceil_div(size, SCALE_BLOCK) for size in values.shape[1:])
     return values.dtype == torch.float8_e4m3fn and scales.dtype == torch.float32 and scales.shape == shape

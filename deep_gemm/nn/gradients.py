@@ -1,5 +1,5 @@
-"""The common parts of layers: types under autocast, sizes that products take, weights of state dicts in FP8, and where
-a weight's gradient goes.
+"""Shared parts of layers: types under autocast, sizes that products allow, FP8 weights of state dicts, and the buffers
+for gradients of weights.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ..linear.check import OF_ALL_K, operands_of
 
 WEIGHT_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 SCALES, ROW_SCALES = ENDINGS = "_scale_inv", "_scale"
-"""Checkpoints append these to a weight's name for its scales: of blocks, and of whole rows. Both multiply."""
+"""Checkpoints append these to a weight's name for scales of blocks, and of whole rows. Both multiply the values."""
 CASTS: dict[str, Callable[..., Any]] = {
     SCALES: per_block_cast_to_fp8,
     ROW_SCALES: partial(per_token_cast_to_fp8, gran_k=0),
 }
-"""Casts of weights, by the names of the scales that they give."""
+"""Functions that cast weights, by the ending of the scales' names."""
 OF_ACTIVATIONS = "input_scale", "k_scale", "v_scale"
-"""Static scales of activations and of the cache of keys and values in checkpoints: nothing here reads them."""
+"""Names of static scales in checkpoints, for activations and the key/value cache: this package does not read them."""
 
 
 class Trained(torch.nn.Module):
-    """A module whose weights are trained: FP8 weights of a state dict are multiplied by their scales."""
+    """A module for training: FP8 weights of a state dict are multiplied by their scales."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
         multiply_scales(self, state_dict, prefix, *more)
@@ -40,7 +40,7 @@ class Trained(torch.nn.Module):
 
 
 def multiply_scales(module: torch.nn.Module, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
-    """Give weights of a state dict the types that a module holds, FP8 with scales beside too: FP8 alone is noise."""
+    """Convert weights of a state dict to the types of a module; FP8 values without scales would mean nothing."""
     *_, errors = more
     drop_scales_of_activations(module, state_dict, prefix)
     for name, held in module._parameters.items():
@@ -59,17 +59,17 @@ def multiply_scales(module: torch.nn.Module, state_dict: dict[str, Tensor], pref
 
 
 def drop_scales_of_activations(module: torch.nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Take static scales out of a state dict, unless modules hold them: activations get scales of their own."""
+    """Remove static scales from a state dict, unless modules hold them: activations get scales of their own."""
     for path, each in module.named_modules(prefix=prefix.removesuffix(".")):
         for name in set(OF_ACTIVATIONS) - each._parameters.keys() - each._buffers.keys():
             state_dict.pop(f"{path}.{name}".removeprefix("."), None)
 
 
 def as_held(name: str, values: Tensor, scales: Tensor) -> Operand:
-    """Give an FP8 weight of a checkpoint as layers hold it: scales in FP32, or UE8M0, and a column if whole rows share.
+    """Convert an FP8 weight of a checkpoint to the form of layers: FP32 or UE8M0 scales, or a column of row scales.
 
-    A scale for the tensor is repeated for each row, and two of a `gate_up_proj` for each half of its rows.
-    Values in a file's pages may begin where no product takes them.
+    A single scale is repeated for each row. Two scales of a `gate_up_proj` are repeated for the halves of its rows.
+    A file's mapped pages may hold values at addresses that products refuse: such values are copied.
     """
     values = aligned(values)
     scales = scales.float() if scales.dtype in WEIGHT_TYPES else scales
@@ -86,18 +86,18 @@ def as_held(name: str, values: Tensor, scales: Tensor) -> Operand:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Give a tensor where products take it, a copy if need be."""
+    """Return a tensor at an address that products accept: a copy if necessary."""
     return x.clone() if x.data_ptr() % ADDRESS_ALIGNMENT else x
 
 
 def ending_of(values: Tensor, scales: Any) -> str:
-    """Give what checkpoints append to a weight's name for such scales, if it has any."""
+    """Return the ending that checkpoints give to the name of such scales."""
     is_fp32 = values.dtype == torch.float8_e4m3fn and getattr(scales, "dtype", None) == torch.float32
     return ENDINGS[is_fp32 and scales.shape == (*values.shape[:-1], 1)]
 
 
 def scaled(name: str, state: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Give the rows and columns of an FP8 weight that share a scale."""
+    """Return the rows and columns of an FP8 weight that share a scale."""
     *_, of_w = operands_of(name, state[name], state[name + SCALES], None, None, OF_ALL_K)
     return of_w.rows, of_w.columns
 
@@ -115,9 +115,9 @@ def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.d
 
 
 def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep torch.compile out of a function that writes what no graph knows of.
+    """Keep torch.compile out of a function with effects that no graph can express.
 
-    `torch.compiler.disable` takes seconds, because it loads the compiler. So it is called when the function is.
+    `torch.compiler.disable` loads the compiler, which takes seconds. So it runs at the first call of the function.
     """
     disabled: list[Callable[..., Tensor]] = []
 
@@ -133,7 +133,7 @@ def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _Once(torch.autograd.Function):
-    """Returns the first `count` arguments, the gradients found, and refuses a gradient of them."""
+    """Returns the first `count` arguments, which are gradients, and refuses a gradient of them."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *given: Any) -> tuple[Any, ...]:
@@ -146,9 +146,9 @@ class _Once(torch.autograd.Function):
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let gradients be used, but not differentiated, whatever they depend on.
+    """Let callers use gradients, but not differentiate them, whatever they depend on.
 
-    torch's `once_differentiable` looks at the gradients that come in, but not at weights that require one.
+    torch's `once_differentiable` looks at the incoming gradients, but not at weights that require a gradient.
     """
 
     @wraps(backward)
@@ -164,7 +164,7 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def features(name: str, size: int, of: int = K_MULTIPLE) -> int:
-    """Check a size that is a depth in one of the three products of a weight, and columns in another."""
+    """Check a size that is the depth of one of a weight's three products, and a number of columns in another."""
     size = integer_in_range(name, size, 1)
     if size % of:
         products = "FP8" if of == K_MULTIPLE else "BF16"
@@ -173,14 +173,14 @@ def features(name: str, size: int, of: int = K_MULTIPLE) -> int:
 
 
 def weight_type(dtype: torch.dtype | None) -> torch.dtype | None:
-    """Check the type that a weight is asked for in; None is torch's default."""
+    """Check the requested type of a weight; None is torch's default."""
     if dtype is not None and dtype not in WEIGHT_TYPES:
         raise ValueError(f"dtype: expected {' or '.join(map(str, WEIGHT_TYPES))}, got {dtype!r}")
     return dtype
 
 
 def as_autocast_says(x: Tensor) -> Tensor:
-    """Give activations in the type of an autocast in force. Weights keep theirs: all are cast to FP8 anyway."""
+    """Convert activations to the type of the active autocast. Weights keep their type: all are cast to FP8 anyway."""
     device = x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device) and x.is_floating_point():
         return x.to(torch.get_autocast_dtype(device))
@@ -188,15 +188,15 @@ def as_autocast_says(x: Tensor) -> Tensor:
 
 
 def in_shape(rows: Tensor, shape: Sequence[int]) -> Tensor:
-    """Give a result, which nothing else refers to yet, in the caller's shape, but not as a view.
+    """Return a new result in the caller's shape, but not as a view; no other tensor may share its memory.
 
-    Autograd refuses to change a view of a Function in place, and any view that is changed in place loses FSDP2's hook.
+    Autograd refuses to change a view of a Function in place, and a view that is changed in place loses FSDP2's hook.
     """
     return torch.ops.aten._unsafe_view.default(rows, shape)  # type: ignore[no-any-return]
 
 
 def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:
-    """Give the buffer that a weight's gradient is added to by the product; None if autograd takes the gradient."""
+    """Return the buffer to which the product adds a weight's gradient; None if autograd handles the gradient."""
     if not is_fused:
         return None
     buffer = getattr(weight, "main_grad", None)
@@ -214,9 +214,9 @@ def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:
 
 
 def gradient_beside_main_grad(weight: Tensor) -> Tensor | None:
-    """Give autograd a gradient of a weight that has its own in `main_grad` already: None, or zeros for Megatron.
+    """Return a gradient to autograd for a weight whose gradient is in `main_grad`: None, or zeros for Megatron.
 
-    Megatron marks weights by an attribute, which is set here to tell it. Its hooks wait for a gradient, and ignore it.
+    Megatron marks weights with an attribute, which is set here. Its hooks wait for a gradient, and then drop it.
     """
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None

@@ -1,4 +1,4 @@
-"""Casts of weights, from one read for forward and backward, kept while weights stay as they are."""
+"""Casts of weights, made from one read for forward and backward, and kept until the weights change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..linear.backward import cast_both_ways, cast_transposed, cast_turned_rows
 
 
 class Kept(NamedTuple):
-    """A weight's storage, held so that no other storage takes its place; its version when it was cast; both casts."""
+    """A weight's storage, held so that no new storage can reuse its address; its version at the cast; both casts."""
 
     storage: torch.UntypedStorage
     version: int
@@ -28,19 +28,19 @@ class Kept(NamedTuple):
 
 _LOCK = threading.Lock()
 _OF: dict[tuple[object, ...], Kept] = {}
-"""By their places. Backward runs in threads of autograd's own, and if it recomputes it meets aliases of parameters."""
+"""Kept casts by weight. Backward runs in autograd's threads; if it recomputes, it uses aliases of parameters."""
 _BLOCKS: list[bool] = []
-"""The blocks of `keep_casts` that are open: whether each was opened while a CUDA graph was captured."""
+"""One item for each open block of `keep_casts`: True if it was opened during the capture of a CUDA graph."""
 
 
 @contextmanager
 def keep_casts() -> Iterator[None]:
-    """Cast each weight of `Linear` and `Experts` once while the block lasts, for forward and backward alike.
+    """Cast each weight of `Linear` and `Experts` once inside the block, for forward and backward alike.
 
-    For several batches between two steps of an optimizer, and where room for 2 bytes of each of these weights is worth
-    a third of the time of their casts. A weight that changes is cast again: torch counts changes, but not those through
-    `.data`. All are forgotten when a torch optimizer steps, and when the block ends. A CUDA graph that is captured in
-    a block casts weights itself, in each call unless the capture has the whole block.
+    Use it if several batches run between two steps of an optimizer, or to save a third of the time of the casts for
+    2 bytes of memory for each element of these weights. A weight that changes is cast again: torch counts changes, but
+    not changes through `.data`. All casts are dropped when a torch optimizer steps, and when the block ends. A CUDA
+    graph captured in a block casts weights in each replay, unless the whole block is inside the capture.
 
     >>> layer, batches = Linear(32, 16), torch.randn(4, 8, 32)
     >>> with keep_casts():
@@ -65,13 +65,13 @@ Weight = Tensor | Operand
 
 
 def for_forward(w: Weight, gran_k: int = SCALE_BLOCK) -> Weight:
-    """Give the cast of a weight that is kept for forward, or the weight."""
+    """Return the kept forward cast of a weight, or the weight itself."""
     kept = None if isinstance(w, tuple) else _kept(w, gran_k)
     return w if kept is None else kept.in_order
 
 
 def for_backward(w: Weight, gran_k: int = SCALE_BLOCK) -> Weight:
-    """Give the cast of a weight that is kept for backward, or the weight."""
+    """Return the kept backward cast of a weight, or the weight itself."""
     kept = None if isinstance(w, tuple) else _kept(w, gran_k)
     return w if kept is None else kept.turned
 
@@ -84,22 +84,22 @@ def cast_weight(w: Weight, gran_k: int = SCALE_BLOCK) -> Operand:
 
 
 def cast_weight_back(w: Weight, gran_k: int = SCALE_BLOCK) -> Operand:
-    """Cast a weight, transposed, for backward, unless it is: by blocks, or by whole rows of its transpose."""
+    """Cast a weight, transposed, for backward if it is not cast yet: by blocks, or by rows of its transpose."""
     if isinstance(w, tuple):
         return w
     return cast_transposed(w) if gran_k else cast_turned_rows(w)
 
 
 def tensors_of(*weights: Weight | None) -> list[Tensor]:
-    """List the tensors of some weights."""
+    """List the tensors of these weights and casts."""
     return [x for w in weights if w is not None for x in (w if isinstance(w, tuple) else (w,))]
 
 
 def _kept(w: Tensor, gran_k: int) -> Kept | None:
-    """Find or make the casts of a parameter or its alias; None for other tensors, and outside of a block."""
+    """Find or make the casts of a parameter or its alias; return None for other tensors, and outside of a block."""
     if not _BLOCKS or _is_capturing() != _BLOCKS[0] or w.is_inference():  # torch counts no changes of inference tensors
         return None
-    # The key has no address: FSDP2 frees a gathered weight's memory, keeps its storage, and gathers it elsewhere.
+    # The key holds no address: FSDP2 frees a gathered weight's memory, keeps its storage, and gathers elsewhere.
     storage = w.untyped_storage()
     place = storage._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype, gran_k
     found = _OF.get(place)
@@ -114,7 +114,7 @@ def _kept(w: Tensor, gran_k: int) -> Kept | None:
 
 
 def _is_capturing() -> bool:
-    """Tell whether launches go into a CUDA graph: its replays would not remake casts that its capture found."""
+    """Tell whether a CUDA graph is being captured: replays would not remake a cast that the capture found."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

@@ -7,9 +7,9 @@
     dy^T  [n, m] --cast 1x128 along tokens---> A   \
     x^T   [k, m] --cast 1x128 along tokens---> B    } dw = A B^T, in FP32
 
-x and dy are read once each for both of their casts. From forward to backward stay x^T in FP8, and the weight itself.
+x and dy are read once each for both casts. From forward to backward the layer keeps x^T in FP8, and the weight itself.
 
-So it is by blocks. By rows each of these operands has one scale for each of its rows: transposes are copied, and cast.
+The scheme above is the recipe "block". Recipe "row": each operand's row has one scale, transposes are copied and cast.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ from .kept import Weight, cast_weight, cast_weight_back, for_backward, for_forwa
 from .sharding import know_shardings
 
 RECIPES = {"block": SCALE_BLOCK, "row": 0}
-"""Values of `recipe`, and the columns of an operand's row that share a scale (`gran_k`): 0 for all of them."""
+"""Values of `recipe`, and the columns of an operand's row that share a scale (`gran_k`); 0: the whole row."""
 OF_ROWS: Recipe = (1, 0)
 """The recipe of either operand of a product whose rows have one scale each."""
 
 
 def known_recipe(recipe: str) -> str:
-    """Check a recipe by its name."""
+    """Check the name of a recipe."""
     if not isinstance(recipe, str) or recipe not in RECIPES:
         raise ValueError(f"recipe: expected {' or '.join(map(repr, RECIPES))}, got {recipe!r}")
     return recipe
 
 
 class Linear(Trained, torch.nn.Linear):
-    """`torch.nn.Linear` whose products are FP8's, forward and backward.
+    """`torch.nn.Linear` with FP8 products, forward and backward.
 
     Arguments, `weight`, `bias`, their initial values and the state dict are as in `torch.nn.Linear`. Both numbers of
     features are multiples of 16; tokens may be any number. The result has the type of the input, or of autocast;
-    each gradient has the type of its input or parameter. With `accumulates_main_grad` the gradient of the weight is
-    added to `weight.main_grad` (FP32) by its product, as Megatron wants it, and `weight.grad` stays as it is.
-    `recipe="row"` gives each operand of the three products a scale for each of its rows, in place of 128 columns of a
-    row and 128x128 blocks of the weight.
+    each gradient has the type of its input or parameter. With `accumulates_main_grad` the product for the weight's
+    gradient adds to `weight.main_grad` (FP32), as Megatron expects, and `weight.grad` stays
+    unchanged. `recipe="row"` gives each operand of the three products one scale for each row, instead of scales for
+    128 columns of a row and for 128x128 blocks of the weight.
 
     >>> layer = Linear(32, 16, dtype=torch.bfloat16)
     >>> y = layer(torch.ones(2, 3, 32, dtype=torch.bfloat16))
@@ -95,7 +95,7 @@ class Linear(Trained, torch.nn.Linear):
         self.accumulates_main_grad, self.recipe = accumulates_main_grad, known_recipe(recipe)
 
     def extra_repr(self) -> str:
-        """Give sizes and the type of the products, for `print`."""
+        """Return sizes and the type of the products, for `print`."""
         return f"{super().extra_repr()}, products=fp8" + (", recipe=row" if self.recipe == "row" else "")
 
     def forward(self, input: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class Linear(Trained, torch.nn.Linear):
         if not is_dispatched(x):
             refuse_transforms()
             return _Linear.apply(x, weight, bias, None, gran_k)  # type: ignore[no-any-return, no-untyped-call]
-        know_shardings()  # an operator of nn/ops.py, with a formula for its gradients
+        know_shardings()  # call an operator of nn/ops.py, with a formula for its gradients
         rows = x.reshape(-1, self.in_features)
         d, *_ = torch.ops.deep_gemm.nn_linear_rows(rows, weight, bias, int(needs_weight), gran_k)
         return in_shape(d, (*x.shape[:-1], self.out_features))
@@ -122,13 +122,13 @@ class Linear(Trained, torch.nn.Linear):
 
 @outside_of_graphs
 def apply_beside_main_grad(*args: Any) -> Tensor:
-    """Compute the layer, its weight's gradient being added to `main_grad`: no graph has this effect."""
+    """Compute the layer; backward adds the weight's gradient to `main_grad`, an effect that no graph can express."""
     return _Linear.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @torch.no_grad()
 def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None, gran_k: int) -> Tensor:
-    """Compute the layer where no gradient is needed."""
+    """Compute the layer if no gradient is needed."""
     if x.dtype != torch.bfloat16 or not gran_k:
         return with_columns(x, weight, bias, False, gran_k)[0]
     bias = None if bias is None else bias.to(x.dtype)
@@ -136,13 +136,13 @@ def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None, gran_k: int) -
 
 
 class _Linear(torch.autograd.Function):
-    """The three products of `[..., k]`. Only needed tensors are computed and saved."""
+    """The three products for x `[..., k]`. Only needed tensors are computed and saved."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None, gran_k: int
     ) -> Tensor:
-        """Compute the product, and save the tensors that the needed gradients are computed from."""
+        """Compute the product, and save the tensors that backward needs."""
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         d, columns = with_columns(x, weight, bias, needs_weight, gran_k)
         ctx.save_for_backward(*(columns or (None, None)), weight if needs_x else None)
@@ -154,7 +154,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients that are needed."""
+        """Compute the needed gradients."""
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         values, scales, weight = ctx.saved_tensors
         columns = (values, scales) if needs_weight else None
@@ -170,10 +170,10 @@ class _Linear(torch.autograd.Function):
 def with_columns(
     x: Tensor, weight: Tensor, bias: Tensor | None, columns_too: bool, gran_k: int = SCALE_BLOCK
 ) -> tuple[Tensor, Quantized | None]:
-    """Compute the layer of `[..., k]`, and the cast of x along tokens that the weight's gradient takes."""
+    """Compute the layer for x `[..., k]`, and the cast of x along tokens for the weight's gradient."""
     bias = None if bias is None else bias.to(output_type(x.dtype))
     call = (x, for_forward(weight, gran_k), bias), (columns_too, gran_k, bias is None)
-    # With scales of rows torch computes a part, which no record can hold, so each launch has a record of its own.
+    # With scales of rows torch computes a part, which no record can hold, so each launch has a separate record.
     d, columns = run(FORWARD, *call) if gran_k else _forward(*call[0], *call[1])
     return d.to(x.dtype), columns
 
@@ -191,7 +191,7 @@ FORWARD = Function(_forward, _forward, lambda x, *others: (x, *tensors_of(*other
 
 
 def as_matrix(x: Tensor) -> Tensor:
-    """See `[..., k]` as a matrix of all its rows."""
+    """View `[..., k]` as a matrix of all its rows."""
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
@@ -204,7 +204,7 @@ def gradients(
     main_grad: Tensor | None = None,
     gran_k: int = SCALE_BLOCK,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Compute the gradient of the rows of x if there is the weight, and of the weight if there is x."""
+    """Compute the gradient of x's rows if `weight` is given, and of the weight if `x_columns` are given."""
     w = None if weight is None else for_backward(weight, gran_k)
     said: tuple[Any, ...] = (x_dtype, weight_dtype, gran_k, w is None, x_columns is None)
     rows = grad if grad.stride(-1) == 1 else grad.contiguous()
@@ -239,24 +239,24 @@ BACKWARD_INTO = replace(BACKWARD, outputs=1)
 
 
 def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor, gran_k: int) -> Tensor:
-    """Compute a @ w.T + bias for a cast x, in its shape. The bias is of the output's type.
+    """Compute a @ w.T + bias for a cast x, with the leading dimensions of x. The bias has the output's type.
 
-    The result is no view: autograd refuses changes in place of a view that a Function made.
+    The result is not a view: autograd refuses changes in place of a view that a Function made.
     """
     d = empty("the output", (*x.shape[:-1], w[0].shape[0]), output_type(x.dtype), x.device)
     if gran_k:
         NT.compute(Problem(*a, *w, *output_and_c(as_matrix(d), bias)))
     else:
         if bias is not None and not (bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0):
-            bias = bias.clone(memory_format=torch.contiguous_format)  # C begins at a multiple of 16 bytes
+            bias = bias.clone(memory_format=torch.contiguous_format)  # C needs an address of a multiple of 16 bytes
         fp8_gemm_nt(a, w, as_matrix(d), bias, recipe_a=OF_ROWS, recipe_b=OF_ROWS)
     return d
 
 
 def casts(x: Tensor, gran_k: int, *, rows_too: bool, columns_too: bool) -> tuple[Quantized | None, Quantized | None]:
-    """Cast `x` `[m, k]` along rows, and its transpose along tokens; a cast that is not asked for is None.
+    """Cast `x` `[m, k]` along rows, and its transpose along tokens; return None for a cast that is not requested.
 
-    Tokens are the depth of a weight's product, so there rows of zeros are added until products take their number.
+    Tokens are the depth of the weight gradient's product, so rows of zeros are added up to a depth that it accepts.
     """
     cast = partial(per_token_cast_to_fp8, gran_k=gran_k, mn_major=True)
     if not columns_too:
@@ -275,7 +275,7 @@ def casts(x: Tensor, gran_k: int, *, rows_too: bool, columns_too: bool) -> tuple
 def weight_gradient(
     grad: Operand, x: Operand, dtype: torch.dtype, main_grad: Tensor | None, gran_k: int
 ) -> Tensor | None:
-    """Compute grad @ x.T along tokens, summed up in FP32: added to `main_grad`, else returned in `dtype`."""
+    """Compute grad @ x.T along tokens, summed up in FP32; add it to `main_grad`, or return it in `dtype`."""
     d = main_grad
     if d is None:
         d = empty("the gradient", (grad[0].shape[0], x[0].shape[0]), output_type(dtype), x[0].device)

@@ -1,10 +1,10 @@
-"""Log-probabilities of given tokens under an output head, in pieces: the logits of all tokens are never in memory.
+"""Log-probabilities of given tokens under an output head, in pieces: memory never holds the logits of all tokens.
 
     hidden [m, k], weight [n, k]   --product in FP32-->  a piece of logits, divided by the temperature
-    each 128 columns of the piece  --log(sum(exp))---->  one number of a block
+    each 128 columns of the piece  --log(sum(exp))---->  one number for each block of 128 columns
     all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
 
-Blocks are added in the order of the vocabulary, for any pieces and any number of ranks that share it. Backward
+Blocks are added in the order of the vocabulary, for any pieces and any number of ranks. Backward
 multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
 """
 
@@ -36,9 +36,9 @@ from ..linear.check import weight as checked_weight
 from .gradients import WEIGHT_TYPES, aligned, main_grad_of, outside_of_graphs
 
 TOKENS, COLUMNS = 4096, 4224
-"""Tokens of a piece, and columns of a piece of many tokens, or a block more: four waves of 256 x 128 on 132 SMs. Pieces
-of a larger vocabulary have 2176 columns at least: BF16 products with up to 2112 may cut k, and have other bits."""
-_c10d: Any = getattr(dist, "distributed_c10d", None)  # torch is built without it for some systems
+"""Tokens in a piece, and columns in a piece of many tokens (up to a block more): four waves of 256 x 128 on 132 SMs.
+A larger vocabulary has pieces of at least 2176 columns: a BF16 product of up to 2112 may split k and change bits."""
+_c10d: Any = getattr(dist, "distributed_c10d", None)  # some builds of torch lack it
 
 
 def selected_logprobs(
@@ -50,27 +50,27 @@ def selected_logprobs(
     group: dist.ProcessGroup | None = None,
     accumulates_main_grad: bool = False,
 ) -> Tensor:
-    """Compute log_softmax(hidden @ weight.T / temperature) of one token for each row, in FP32.
+    """Compute log_softmax(hidden @ weight.T / temperature) for one token of each row, in FP32.
 
     - `hidden`: `[..., k]`, BF16, FP16 or FP32; rounded to BF16 if `weight` is a tensor.
-    - `weight`: the head `[n, k]`, rounded to BF16 if it has another type; or FP8 values and scales as `linear` takes
-      them, and then `hidden` is cast as `linear` casts it. n is a multiple of 8, and so is k (FP8: of 16).
+    - `weight`: the head `[n, k]`, rounded to BF16 if it has another type; or FP8 values and scales as for `linear`,
+      and then `hidden` is cast like x of `linear`. n is a multiple of 8; k is a multiple of 8, or with FP8 of 16.
     - `ids`: int32 or int64 `[...]`, a token of the vocabulary for each row. A negative id is padding: its result is 0,
       without a gradient. An id past the vocabulary gives NaN.
-    - `group`: ranks that share the vocabulary: each has the next rows of the weight, a multiple of 128 but on the last
-      rank, and the same `hidden` and `ids`. The host waits for the numbers of rows of all ranks.
+    - `group`: ranks that share the vocabulary. Each rank holds the next rows of the weight (a multiple of 128, except
+      on the last rank) and the same `hidden` and `ids`. The host waits until it knows the number of rows of every rank.
 
-    Logits of about 4096 tokens and 4224 columns are in memory. If `set_batch_invariant` is on, a result's bits depend
-    on its row, the weight and its id alone, not on the number of ranks if each has 4096 rows or more. `hidden` has a
-    gradient, summed over the group, and so has a weight that is a tensor: products of BF16, summed in FP32. With
-    `accumulates_main_grad` the weight's is added to `weight.main_grad`, as `nn.Linear` adds it.
+    Memory holds logits of about 4096 tokens and 4224 columns. If `set_batch_invariant` is on, a result's bits depend
+    only on its row, the weight and its id, not on the number of ranks if each has at least 4096 rows. `hidden` has a
+    gradient, summed over the group; a weight that is a tensor has one too: BF16 products, summed in FP32. With
+    `accumulates_main_grad` the weight's gradient is added to `weight.main_grad`, as in `nn.Linear`.
 
     >>> hidden, head = torch.ones(2, 16), torch.zeros(8, 16)
     >>> selected_logprobs(hidden, head, torch.tensor([3, -1])).tolist() == [-torch.tensor(8.0).log().item(), 0.0]
     True
     """
     w = weight
-    if not isinstance(w, Tensor):  # parameters that are not trained may require a gradient, as torch makes them
+    if not isinstance(w, Tensor):  # torch makes even frozen parameters require a gradient
         values, scales = checks.pair("weight", w)
         w = values.detach(), scales.detach()
     recipes_of(hidden, w, ids, temperature)
@@ -91,7 +91,7 @@ _beside_main_grad = outside_of_graphs(lambda *given: torch.ops.deep_gemm.nn_sele
 
 
 def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float) -> tuple[Scales, Scales] | None:
-    """Check a call, and say how hidden states and an FP8 weight are scaled; None for BF16."""
+    """Check a call, and return the scales of hidden states and an FP8 weight; None for a BF16 weight."""
     checks.has_type("hidden", checks.tensor("hidden", hidden), LAYER_TYPES)
     checks.supported_device("hidden", hidden)
     if hidden.dim() < 1:
@@ -121,7 +121,7 @@ def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: fl
 def forward(
     hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float, group: str | None, main_grad: object = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the results, and the logarithm of each row's sum (`lse`), which backward takes."""
+    """Compute the results, and the logarithm of each row's sum (`lse`), which backward needs."""
     recipes, values = recipes_of(hidden, w, ids, temperature), w if isinstance(w, Tensor) else w[0]
     m, n = ids.numel(), len(values)
     of_ranks, first = rows_of_ranks(n, group, hidden.device)
@@ -137,7 +137,7 @@ def forward(
         received = [torch.empty_like(sent) for _ in of_ranks]
         dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
         sums = torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1)
-        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
+        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has the logit, others a zero
     nowhere = torch.full((m,), -1, dtype=torch.int32, device=hidden.device)
     while sums.shape[1] > 1:
         blocks = F.pad(sums, (0, -sums.shape[1] % BLOCK), value=-torch.inf)
@@ -161,7 +161,7 @@ def backward(
     needs_w: bool,
     main_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients that are needed. The others are empty tensors."""
+    """Compute the needed gradients; a gradient that is not needed is an empty tensor."""
     values, x = w if isinstance(w, Tensor) else w[0], hidden.reshape(-1, hidden.shape[-1])
     recipes, (_, first) = recipes_of(hidden, w, ids, temperature), rows_of_ranks(len(values), group, hidden.device)
     factors = (grad / temperature).masked_fill_(ids < 0, 0).reshape(-1, 1)
@@ -188,10 +188,10 @@ def backward(
 
 
 def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: Any) -> Iterator[Any]:
-    """Compute the logits of `TOKENS` tokens and `most` columns at a time, all tokens of some columns in turn.
+    """Compute the logits of `TOKENS` tokens and `most` columns at a time: all tokens of some columns, then of the next.
 
-    Give with each piece its part of the weight, and its tokens as rows of this rank's weight, which begins at `first`;
-    of padding, and of other ranks' tokens, it has none. The next piece takes the memory of this one's logits.
+    Yield with each piece its part of the weight, and its tokens as row numbers of this rank's weight, which begins at
+    `first`; padding and other ranks' tokens match no row. The next piece overwrites this one's logits.
     """
     x, tokens = hidden.reshape(-1, hidden.shape[-1]), empty("rows of ids", ids.shape, torch.int32, ids.device)
     tokens = tokens.copy_(torch.where(ids < 0, -1, ids - first).clamp_(-1, 2**31 - 1)).view(-1)
@@ -204,7 +204,7 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
         else:
             of_x, of_w = recipes
             head = w[0][columns], w[1]
-            if of_w.rows:  # else one scale is all rows'
+            if of_w.rows:  # otherwise all rows share one scale
                 head = head[0], w[1][columns.start // of_w.rows : ceil_div(columns.stop, of_w.rows)]
         for rows in cut(len(x), TOKENS):
             size, width = rows.stop - rows.start, columns.stop - columns.start
@@ -213,13 +213,13 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
                 fp8_gemm_nt((a[0][rows], a[1][rows]), head, logits, recipe_a=of_x, recipe_b=of_w)
             elif x.is_cuda:
                 bf16_gemm_nt(a[rows], head, logits)
-            else:  # torch adds in an order that depends on the number of rows: FP64 hides it
+            else:  # torch's order of additions depends on the number of rows: FP64 hides it
                 logits.copy_(a[rows].double() @ head.double().mT)
             yield rows, columns, head, logits, tokens[rows]
 
 
 def laid_out(x: Tensor) -> Tensor:
-    """Give a matrix in BF16 with strides that products take; copy it if it has others."""
+    """Return a matrix in BF16 with strides that products accept; copy it if necessary."""
     x = x.to(torch.bfloat16)
     (rows, columns), (down, along) = x.shape, x.stride()
     is_by_rows = along == 1 and down % MULTIPLE == 0 and down >= columns
@@ -228,7 +228,7 @@ def laid_out(x: Tensor) -> Tensor:
 
 
 def cut(size: int, most: int) -> Iterator[slice]:
-    """Cut a size into pieces about alike, of whole blocks: over half of `most`, up to a block more than it."""
+    """Split a size into similar pieces of whole blocks, each over half of `most` and at most a block above it."""
     blocks = ceil_div(size, BLOCK)
     number = min(ceil_div(blocks, max(most // BLOCK, 1)), max(size // ((most + BLOCK) // 2), 1))
     starts = [blocks * i // number * BLOCK for i in range(number)]
@@ -236,9 +236,9 @@ def cut(size: int, most: int) -> Iterator[slice]:
 
 
 def sum_blocks(logits: Tensor, scale: float, sums: Tensor, tokens: Tensor, start: int, chosen: Tensor) -> None:
-    """Write log(sum(exp)) of each 128 scaled columns, and the logits of tokens among these columns.
+    """Write log(sum(exp)) of each 128 scaled columns, and the logits of the tokens among these columns.
 
-    On the CPU it is the largest number minus its `log_softmax`, which torch computes in one way for any number of rows.
+    The CPU subtracts `log_softmax` from the largest number: torch computes it the same way for any number of rows.
     """
     if logits.is_cuda and len(logits):
         run(FORWARD, logits, scale, start, sums=sums, tokens=tokens, chosen=chosen)
@@ -252,7 +252,7 @@ def sum_blocks(logits: Tensor, scale: float, sums: Tensor, tokens: Tensor, start
 
 
 def to_gradient(logits: Tensor, scale: float, tokens: Tensor, start: int, lse: Tensor, factors: Tensor) -> Tensor:
-    """Give the gradient of logits in BF16. The logits are gone then."""
+    """Return the gradient of logits in BF16. It overwrites the logits."""
     if logits.is_cuda:
         run(BACKWARD, logits, scale, start, tokens=tokens, lse=lse, factors=factors)
         return logits.view(torch.bfloat16)[:, : logits.shape[1]]  # rows keep their pitch in bytes
@@ -261,7 +261,7 @@ def to_gradient(logits: Tensor, scale: float, tokens: Tensor, start: int, lse: T
 
 
 def rows_of_ranks(n: int, group: str | None, device: torch.device) -> tuple[list[int], int]:
-    """Give the rows of the weight that each rank has, and the number of those before this rank's."""
+    """Return each rank's number of rows of the weight, and the number of rows before this rank's."""
     if group is None:
         return [n], 0
     ranks = _c10d._resolve_process_group(group)

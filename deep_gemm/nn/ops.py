@@ -1,6 +1,6 @@
-"""Operators of layers that are trained: what is not asked for is given as an empty tensor.
+"""Operators of layers for training. They return an empty tensor for each result that is not requested.
 
-A module calls an operator, which has a formula for its gradients, where torch must see a call, else its functions.
+A module calls an operator, which has a formula for its gradients, if torch must see the call, else plain functions.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .gradients import gradient_beside_main_grad, once
 
 
 def nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Stand for a tensor that was not asked for."""
+    """Return an empty tensor in place of a result that is not requested."""
     return torch.empty(0, dtype=dtype, device=like.device)
 
 
 def new_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, columns: int, gran_k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a layer of rows, and cast them along tokens: values `[k, tokens]`, and scales in one dimension.
+    """Compute a layer of rows, and cast the rows along tokens: values `[k, tokens]`, and scales in one dimension.
 
-    Of scales in a matrix torch would ask whether there are more than 128 tokens, and make a graph for either.
+    For a matrix of scales torch would test whether tokens exceed 128, and make a separate graph for each answer.
     """
     if not columns:
         return linear.forward_alone(x, weight, bias, gran_k), nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32)
@@ -43,7 +43,7 @@ def new_linear(
 
 
 def fake_linear(x: Tensor, weight: Tensor, columns: int, gran_k: int, **_: object) -> tuple[Tensor, Tensor, Tensor]:
-    """Stand for both."""
+    """Return empty results of the right shapes."""
     tokens, k = x.shape
     d = x.new_empty(tokens, weight.shape[0])
     if not columns:
@@ -54,7 +54,7 @@ def fake_linear(x: Tensor, weight: Tensor, columns: int, gran_k: int, **_: objec
 
 
 operators(
-    # 1 with columns, else 0: how DTensor shards a call is remembered by its integers, but not by its bools.
+    # `columns` is 1 or 0: DTensor distinguishes remembered shardings by a call's integers, but not by its bools.
     "nn_linear_rows(Tensor x, Tensor weight, Tensor? bias, int columns, int gran_k) -> (Tensor, Tensor, Tensor)",
     new_linear,
     fake_linear,
@@ -91,7 +91,7 @@ def fake_linear_gradients(
     weight_dtype: torch.dtype,
     **_: object,
 ) -> tuple[Tensor, Tensor]:
-    """Stand for both."""
+    """Return empty gradients of the right shapes."""
     tokens, n = grad.shape
     of_x = nothing(grad, x_dtype) if weight is None else grad.new_empty((tokens, weight.shape[1]), dtype=x_dtype)
     if x_values is None:
@@ -115,17 +115,17 @@ def new_experts(
 ) -> tuple[Tensor, Tensor]:
     """Compute a mixture of experts, and gate and up of each row."""
     out, h = experts.with_gates(x, topk_weights, w1, w2, ExpertRows(*rows), limit, products)
-    return out.to(x.dtype), h  # cast here, because autograd would round the gradient of a BF16 output inside of a graph
+    return out.to(x.dtype), h  # cast here: inside a graph autograd would round the gradient of a BF16 output
 
 
 def fake_experts(x: Tensor, w1: Tensor, rows: Sequence[Tensor], **_: object) -> tuple[Tensor, Tensor]:
-    """Stand for both."""
+    """Return an empty mixture, and an empty tensor for gate and up."""
     num_rows = rows[-1].shape[0]
     return x.new_empty(x.shape), x.new_empty((num_rows, w1.shape[1]), dtype=torch.bfloat16)
 
 
 def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Save the tensors that the gradients are computed from."""
+    """Save the tensors that backward needs."""
     x, weight, bias, columns, ctx.gran_k = inputs
     _, values, scales = output
     ctx.mark_non_differentiable(values, scales)
@@ -136,7 +136,7 @@ def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor,
 
 @once
 def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    """Compute the gradients that are needed."""
+    """Compute the needed gradients."""
     needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     weight, *columns = ctx.saved_tensors
     if needs_weight and columns[0] is None:
@@ -177,7 +177,7 @@ def experts_gradients(
     needs: Sequence[bool],
     **dtypes: torch.dtype,
 ) -> tuple[Tensor, ...]:
-    """Compute all gradients of a mixture that are needed."""
+    """Compute all needed gradients of a mixture."""
     types = [dtypes[f"{name}_dtype"] for name in DIFFERENTIABLE]
     found = experts.gradients(grad, x, topk_weights, w1, w2, h, ExpertRows(*rows), limit, needs, types, products)
     return tuple(nothing(grad, dtype) if each is None else each for each, dtype in zip(found, types, strict=True))
@@ -186,7 +186,7 @@ def experts_gradients(
 def fake_experts_gradients(
     grad: Tensor, topk_weights: Tensor, h: Tensor, rows: Sequence[Tensor], needs: Sequence[bool], **more: Any
 ) -> tuple[Tensor, ...]:
-    """Stand for all four."""
+    """Return empty gradients of the right shapes."""
     num_experts, hidden, both = rows[0].shape[0], grad.shape[1], h.shape[1]
     shapes = grad.shape, topk_weights.shape, (num_experts, both, hidden), (num_experts, hidden, both // 2)
     return tuple(
@@ -201,16 +201,16 @@ operators(
     "-> (Tensor, Tensor, Tensor, Tensor)",
     experts_gradients,
     fake_experts_gradients,
-    # By w2 back, x's, w1's, w2's; h has gate and up.
+    # One product back through w2, and one each for x (two), w1 (two) and w2 (one); h holds gate and up.
     flops=lambda _, grad, w2, h, needs, **__: (
         grad.shape[1] * h.numel() * ((w2 is not None) + 2 * needs[0] + 2 * needs[2] + needs[3])
     ),
-    tags=(torch.Tag.cudagraph_unsafe,),  # products along k keep memory, which may come from a graph's pool
+    tags=(torch.Tag.cudagraph_unsafe,),  # products along k keep memory, possibly from a graph's pool
 )
 
 
 def keep_experts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save the tensors that the gradients are computed from."""
+    """Save the tensors that backward needs."""
     x, topk_weights, w1, w2, rows, ctx.limit, ctx.products = inputs
     _, h = output
     ctx.mark_non_differentiable(h)
@@ -220,7 +220,7 @@ def keep_experts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 @once
 def experts_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    """Compute the gradients that are needed."""
+    """Compute the needed gradients."""
     x, topk_weights, w1, w2, h, *rows = ctx.saved_tensors
     needs = [*ctx.needs_input_grad[:4]]
     needs_x, needs_p, needs_w1, _ = needs
@@ -244,7 +244,7 @@ gradients("nn_experts", experts_backward, keep_experts)
 
 
 def fake_logprobs(hidden: Tensor, w: Any, ids: Tensor, temperature: float, **_: object) -> tuple[Tensor, Tensor]:
-    """Stand for the results, and for the logarithm of each row's sum."""
+    """Return empty results, and an empty tensor for the logarithm of each row's sum."""
     logprobs.recipes_of(hidden, w, ids, temperature)
     return hidden.new_empty(ids.shape, dtype=torch.float32), hidden.new_empty((ids.numel(), 1), dtype=torch.float32)
 
@@ -272,7 +272,7 @@ operators(
 
 
 def keep_logprobs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save the tensors that the gradients are computed from."""
+    """Save the tensors that backward needs."""
     hidden, w, sfw, ids, ctx.temperature, ctx.group, ctx.main_grad = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
@@ -282,7 +282,7 @@ def keep_logprobs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 @once
 def logprobs_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    """Compute the gradients that are needed."""
+    """Compute the needed gradients."""
     needs_hidden, needs_w, *_ = ctx.needs_input_grad
     said = ctx.temperature, ctx.group, needs_hidden, needs_w
     if ctx.marked is None:

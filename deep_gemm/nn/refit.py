@@ -1,4 +1,4 @@
-"""New weights for layers that serve: masters in BF16 are cast into the memory that the layers have already."""
+"""New weights for layers that serve: BF16 masters are cast into the memory that the layers already use."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .frozen import Holder
 from .gradients import WEIGHT_TYPES
 
 EXTRA_STATE = "_extra_state"
-"""The end of a state dict's names for what `get_extra_state` gives: no tensor, and nothing that a cast changes."""
+"""The ending of state dict names for results of `get_extra_state`: they are no tensors, and no cast changes them."""
 
 
 @torch.no_grad()
 def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tensor], *, strict: bool = True) -> None:
     """Cast new weights into the memory of layers that serve, so that CUDA graphs and addresses stay valid.
 
-    - `frozen`: `nn.FrozenLinear`, `nn.FrozenExperts`, `distributed.Experts`, or a model that has such layers, as
-      `to_fp8_inference` makes it.
+    - `frozen`: `nn.FrozenLinear`, `nn.FrozenExperts`, `distributed.Experts`, or a model with such layers, as made by
+      `to_fp8_inference`.
     - `master`: a module, or its state dict, with the same names: `weight`, `w1` and `w2` in BF16, FP16 or FP32, on any
-      device. They are cast as the layer's weights are: by blocks or by rows as `to_fp8_inference` and loading this
-      state dict do it, and by finer blocks, to MXFP8, MXFP4 or BF16. Other parameters and buffers are copied.
-    - `strict`: refuse a name that only one side has. Without it weights may come in parts: the others stay.
+      device. They are cast to the form of the layer's weights: by blocks or by rows as by `to_fp8_inference` and by
+      loading this state dict; or by finer blocks, to MXFP8, MXFP4 or BF16. Other parameters and buffers are copied.
+    - `strict`: refuse a name that only one side has. If False, `master` may hold a part of the names: others stay.
 
     All names, shapes and types are checked before the first byte changes. The writes are launches on the current
-    stream: a graph that is replayed on it later reads the new weights alone. Let another stream that replays it wait.
+    stream: a graph replayed later on it reads only new weights. Another stream must wait before it replays.
 
     >>> layer = FrozenLinear(per_block_cast_to_fp8(torch.zeros(8, 16)))
     >>> refit_(layer, {"weight": torch.ones(8, 16)})
@@ -53,7 +53,7 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
         x, (weight, layer) = tensor(f"master[{name!r}]", state[name]), held[name]
         values, is_fp4 = weight[0], layer is not None and is_packed(weight)
         shape = (*values.shape[:-1], 2 * values.shape[-1]) if is_fp4 else values.shape
-        is_whole = not x.is_meta and not hasattr(x, "full_tensor")  # a DTensor's part of this rank is no weight
+        is_whole = not x.is_meta and not hasattr(x, "full_tensor")  # a rank's part of a DTensor is not a whole weight
         if x.shape != shape or not is_whole or (layer is not None and x.dtype not in WEIGHT_TYPES):
             raise ValueError(
                 f"master[{name!r}]: expected a whole tensor of shape {tuple(shape)} in BF16, FP16 or FP32, "
@@ -71,7 +71,7 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
 
 
 def weights_of(frozen: torch.nn.Module) -> dict[str, tuple[Any, Holder | None]]:
-    """Give the weights that layers hold cast, by names as a master has them, with their layers; and all other state."""
+    """Return the cast weights of layers, with their layers, by the names of a master; and all other state."""
     if not isinstance(frozen, torch.nn.Module):
         raise TypeError(f"frozen: expected a torch.nn.Module, got {type(frozen).__name__}")
     held: dict[str, tuple[Any, Holder | None]] = {}
@@ -87,7 +87,7 @@ def weights_of(frozen: torch.nn.Module) -> dict[str, tuple[Any, Holder | None]]:
 
 
 def recipe_of(name: str, weight: Operand, layer: Holder) -> Scales:
-    """Give the rows and columns of an FP8 weight that share a scale."""
+    """Return the rows and columns of an FP8 weight that share a scale."""
     *_, of_w = operands_of(name, *weight, getattr(layer, "gran_k", None), getattr(layer, "recipe_b", None), OF_ALL_K)
     if of_w == TENSOR:
         raise NotImplementedError(f"{name}: expected scales of rows or of blocks, got one for the whole weight")
@@ -95,7 +95,7 @@ def recipe_of(name: str, weight: Operand, layer: Holder) -> Scales:
 
 
 def cast_as(name: str, weight: Operand, x: Tensor, layer: Holder) -> Operand:
-    """Cast a matrix, or one for each group, to the values and scales that a layer holds already."""
+    """Cast a matrix, or one for each group, to the types and layout of the weight that a layer holds."""
     values, scales = weight
     if is_packed(weight):
         made, exponents = quantize_mxfp4(x)

@@ -1,12 +1,12 @@
 """Tell DTensor how to shard the operators of `Linear` over the GPUs of a tensor-parallel group.
 
-Every operand may be whole on each GPU. Else n is sharded, as `ColwiseParallel` does, or k, as `RowwiseParallel` does:
+Every operand may be whole on each GPU. Otherwise n is split (as by `ColwiseParallel`), or k (as by `RowwiseParallel`):
 
              x        weight    d          dy       dx         dw
     n        whole    by n      by n       by n     partial    by n
     k        by k     by k      partial    whole    by k       by k
 
-Each GPU casts its own part of the weight, by blocks, or rows, that begin where the part begins.
+Each GPU casts its own part of the weight. Blocks, or rows, begin where the part begins.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 
 
 def know_shardings() -> None:
-    """Tell DTensor the shardings, once, if the program has loaded it: that alone takes torch half a second."""
+    """Tell DTensor the shardings once, if the program has loaded it: loading it takes torch half a second."""
     if "torch.distributed.tensor" in sys.modules and not _known:
         _register()
         _known.append(True)
 
 
-# torch.compile calls it while it traces, instead of tracing it. torch.compiler.assume_constant_result says so too, but
-# loads the compiler, which takes seconds.
+# While torch.compile traces, it calls this function instead of tracing it. torch.compiler.assume_constant_result would
+# mark it too, but loads the compiler, which takes seconds.
 know_shardings._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _known: list[bool] = []
 
@@ -40,7 +40,7 @@ def _register() -> None:
         return None if given is None else placement
 
     def of_rows(x: Any, weight: Any, bias: Any, keeps_columns: int, gran_k: int) -> Any:
-        kept = rows if keeps_columns else whole  # x cast along tokens: values have k first, scales are one-dimensional
+        kept = rows if keeps_columns else whole  # x cast along tokens: values have k first, scales have one dimension
         return [
             ([whole, whole, whole], [whole, whole, beside(bias, whole), None, None]),
             ([columns, whole, whole], [whole, rows, beside(bias, rows), None, None]),
@@ -59,6 +59,6 @@ def _register() -> None:
             sharding(whole, columns, rows, columns, columns),
         ]
 
-    register: Any = register_sharding  # which has no types
+    register: Any = register_sharding  # register_sharding has no types
     register(torch.ops.deep_gemm.nn_linear_rows.default)(of_rows)
     register(torch.ops.deep_gemm.nn_linear_gradients.default)(of_gradients)

@@ -1,6 +1,6 @@
-"""Experts as models of transformers have them: all of a layer in two parameters, `gate_up_proj` and `down_proj`.
+"""Experts of transformers models, which hold a layer's experts in two parameters, `gate_up_proj` and `down_proj`.
 
-Their class says by attributes and `_apply_gate` how it computes. In training they stay as they are, and the model's
+Attributes and `_apply_gate` of their class define the function. In training the modules stay, and the model's
 `experts_implementation` computes them in FP8 or BF16. For inference they become `FrozenStackedExperts`.
 """
 
@@ -22,7 +22,7 @@ from .frozen import FrozenExperts
 NAME, NAME_FP8 = "deep_gemm_bf16", "deep_gemm_fp8"
 PRODUCTS = {NAME: BF16, NAME_FP8: FP8}
 MULTIPLES = {BF16: MULTIPLE, FP8: K_MULTIPLE}
-"""Products of the implementations, and the number whose multiples their sizes are."""
+"""For each type of products, the number that must divide the sizes."""
 WEIGHTS = "gate_up_proj", "down_proj"
 FORM_OF_EXPERTS = {
     "has_gate": (True, "experts with a gate"),
@@ -31,25 +31,25 @@ FORM_OF_EXPERTS = {
     "is_concatenated": (True, "the gate's rows ahead of all rows of up"),
     "has_post_expert_norm": (False, "experts without a norm behind them"),
 }
-"""Attributes of a mixture: the values that `experts` takes, in words."""
+"""Attributes of a mixture: the value that this package supports, and its meaning in words."""
 
 
 def is_stacked(layer: torch.nn.Module) -> bool:
-    """Tell whether a layer is a mixture of transformers that has experts implementations."""
+    """Tell whether a layer is a mixture of transformers that supports experts implementations."""
     return hasattr(type(layer), "_apply_gate") and hasattr(layer, "config") and layer._parameters.keys() >= {*WEIGHTS}
 
 
 def products_of(layer: Any) -> str | None:
-    """Name the products, FP8 or BF16, that train a mixture of transformers here; None of other layers."""
+    """Name the products, FP8 or BF16, for training a mixture with this package; return None for other layers."""
     return PRODUCTS.get(layer.config._experts_implementation) if is_stacked(layer) else None
 
 
 def form_refusal(layer: Any) -> str | None:
-    """Say why a mixture is not computed here; None if it is."""
+    """Return the reason that a mixture is not supported, or None."""
     for name, (value, words) in FORM_OF_EXPERTS.items():
         if getattr(layer, name, value) != value:
             return f"{name}: expected {words}, got {type(layer).__name__} with {name} = {getattr(layer, name)}"
-    if not hasattr(layer, "_gate_is_silu"):  # the answer is kept, and nothing changes it
+    if not hasattr(layer, "_gate_is_silu"):  # the answer never changes, so it is kept
         layer._gate_is_silu = _gate_is_silu(layer)
     if not layer._gate_is_silu:
         return f"gate: expected silu(gate) * up, both cut at limit = {limit_of(layer)}, got another function"
@@ -57,7 +57,7 @@ def form_refusal(layer: Any) -> str | None:
 
 
 def _gate_is_silu(layer: Any) -> bool:
-    """Try the layer's gate: models may soften, shift or replace it, and new ones in ways not known here."""
+    """Try the layer's gate on sample values: models may soften, shift or replace it, some in unknown ways."""
     cut = limit_of(layer)
     limit, reach = (torch.inf, 24) if cut is None else (cut, max(24, 2 * cut))
     steps = torch.linspace(-reach, reach, 193, device="cpu", dtype=torch.float32)
@@ -69,13 +69,13 @@ def _gate_is_silu(layer: Any) -> bool:
 
 
 def limit_of(layer: Any) -> float | None:
-    """Give the value at which a mixture cuts gate and up."""
+    """Return the value at which a mixture cuts gate and up."""
     limit: float | None = getattr(layer, "limit", None)
     return limit
 
 
 def register_experts() -> None:
-    """Let transformers know both implementations by their names."""
+    """Register both implementations with transformers, by their names."""
     known = import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
     known.register(NAME, experts_forward)
     known.register(NAME_FP8, fp8_experts_forward)
@@ -84,7 +84,7 @@ def register_experts() -> None:
 def fp8_experts_forward(
     layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, products: str = FP8
 ) -> Tensor:
-    """Compute a mixture of experts by products in FP8, with gradients."""
+    """Compute a mixture of experts with FP8 products, with gradients."""
     if refusal := form_refusal(layer):
         raise NotImplementedError(f"{refusal}; experts_implementation={NAME!r} computes it in BF16")
     ids = torch.where(top_k_index < layer.num_experts, top_k_index, -1)
@@ -93,12 +93,12 @@ def fp8_experts_forward(
 
 
 def experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Compute a mixture of experts: as `nn.Experts` does, or with biases and other gates by grouped products alone."""
+    """Compute a mixture of experts like `nn.Experts`; with biases or other gates, use grouped products only."""
     if form_refusal(layer) is None:
         return fp8_experts_forward(layer, hidden_states, top_k_index, top_k_weights, BF16)
     num_tokens, top_k = top_k_index.shape
     ids, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    is_here = ids < layer.num_experts  # under expert parallelism the experts of others are numbered behind
+    is_here = ids < layer.num_experts  # expert parallelism numbers other ranks' experts from num_experts on
     has_expert, layout = is_here[:, None], torch.where(is_here, ids, -1).to(torch.int32)
     of_rows = ids.clamp(max=layer.num_experts - 1)
     name = "gate_up_proj" if layer.has_gate else "up_proj"
@@ -121,12 +121,12 @@ def _product(layer: Any, x: Tensor, name: str, layout: Tensor, of_rows: Tensor) 
 
 
 class FrozenStackedExperts(FrozenExperts):
-    """`FrozenExperts` under the names that models of transformers and their state dicts have."""
+    """`FrozenExperts` with the parameter names of transformers models and their state dicts."""
 
     WEIGHTS = WEIGHTS
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Compute the mixture. An id behind all experts is another rank's expert."""
-        if top_k_index.is_cpu:  # a GPU takes every id that no expert has for none, the CPU -1 alone
+        """Compute the mixture. Ids of `num_experts` and more belong to other ranks."""
+        if top_k_index.is_cpu:  # a GPU treats every unknown id as none, the CPU only -1
             top_k_index = top_k_index.masked_fill(top_k_index >= len(self.held(WEIGHTS[0])[0]), -1)
         return super().forward(hidden_states, top_k_index, top_k_weights)

@@ -1,4 +1,1 @@
-"""The benchmark: `python -m lab bench dense|grouped|host|compile`. How it measures: docs/benchmark.md.
-
-Not named `bench`: importing a package of that name would hide the public function `deep_gemm.bench`.
-"""
+"""The benchmark: `python -m lab bench dense|grouped|host|compile`. docs/benchmark.md explains how it measures."""

@@ -1,4 +1,4 @@
-"""The indexer's logits: ours beside torch, and beside what DeepGEMM would take. Cold, on a GPU."""
+"""The indexer's logits compared with torch, and with an estimate of DeepGEMM. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ COLUMNS = (
     table.TFLOPS,
     table.TB_PER_S,
 )
-"""Ours beside an estimate of DeepGEMM, the floor and torch."""
+"""Our times, and the times of the DeepGEMM estimate, the floor and torch."""
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate ours."""
+    """Tabulate our times and the comparisons."""
     return [table.table_of(report.kind, COLUMNS, table.lines_of(report))]
 
 

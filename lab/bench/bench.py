@@ -1,4 +1,4 @@
-"""A kind of measurement of `python -m lab bench` as a value: each module states its own, and tools loop over all."""
+"""A value that describes one kind of measurement: each module states its own, and tools loop over all."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ class Asked:
     with_sustained: bool = False
     shapes: str | None = None
     only: tuple[str, ...] = ()
-    """Contenders; none means all."""
+    """Names of the contenders to measure; empty means all."""
     is_judged: bool | None = None
     """`Case.is_judged` of the requested part; None means all."""
     processes: int | None = None
 
 
 Steps = tuple[int, Callable[[Add, Announce], None]]
-"""How many steps a run has, and the function that does them; it takes `add` for rows and `announce` for steps."""
+"""The number of steps of a run, and the function that runs them: it reports rows to `add` and steps to `announce`."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A kind of measurement: how it is planned, and how its result file is printed."""
+    """A kind of measurement: how to plan it, and how to print its result file."""
 
     name: str
     method: str
-    """How it measures, in the words of the result file."""
+    """The text for the result file that says how it measures."""
     plan: Callable[[Asked], Steps]
-    """Plans the requested run; raises a ValueError with the reason if it cannot run."""
+    """Plans the requested run; raises a ValueError with the reason if the run is impossible."""
     tables: Callable[[Report], Iterable[Table | str]]
     notes: Callable[[Report], Iterable[Table | str]] = lambda _: ()
-    """Gives the lines behind the failures."""
+    """Returns the lines to print after the failures."""
     contenders: tuple[str, ...] = ()
-    """Names that --only takes."""
+    """Names that --only accepts."""
     takes_shapes: bool = True
     has_parts: bool = False
-    """--part chooses among its cases."""
+    """--part selects among its cases."""
     needs_gpu: Callable[[Asked], bool] = lambda _: True
     drawn_by: str | None = None
-    """The module beside this one that draws it; only plots need matplotlib, so it is imported when one is drawn."""
+    """Module in this folder that draws it. It needs matplotlib, so it is imported only for a plot."""
 
 
 def planned(
@@ -59,7 +59,7 @@ def planned(
     example: str,
     chosen: Callable[[Sequence[Shape]], Sequence[Any]] = list,
 ) -> Callable[[Asked], Steps]:
-    """Plan a module's own steps or, if shapes are requested, the steps that `chosen` makes of them."""
+    """Plan a module's own steps; if shapes are requested, plan the steps that `chosen` returns for them."""
 
     def plan(asked: Asked) -> Steps:
         if asked.shapes is None:

@@ -1,4 +1,4 @@
-"""All that `python -m lab bench` measures, and how a run is printed."""
+"""All kinds of `python -m lab bench`, and the printing of a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BENCHES: dict[str, Bench] = {
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Print a run's tables, failures and notes. A file of an older command has rows of products."""
+    """Print a run's tables, failures and notes. A file of an older command has the form of products."""
     bench, machine = BENCHES.get(report.kind, products.BENCHES[0]), report.header["machine"]
     console.print(
         f"\n{report.kind} on {machine.get('gpu') or machine['cpu']}, commit {report.header['commit']}", style="bold"
@@ -70,7 +70,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _print_failures(report: Report, console: Console) -> None:
-    """Print each reason once, with its shapes; failures of this package in red."""
+    """Print each reason once, with its shapes; print failures of this package in red."""
     shapes: dict[tuple[str, str], list[str]] = {}
     for row in report.rows:
         if row.failed:

@@ -1,4 +1,4 @@
-"""BF16 products beside torch's, and beside what DeepGEMM would take. Cold, on a GPU."""
+"""BF16 products compared with torch's, and with an estimate of DeepGEMM. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHECKED = 64
 
 
 def random(*shape: int, device: str) -> Tensor:
-    """Normal numbers."""
+    """Draw normal numbers in BF16."""
     return torch.randn(shape, device=device, dtype=torch.bfloat16)
 
 
@@ -88,7 +88,7 @@ def counts_of(groups: int, rows: int, device: str) -> Tensor:
 
 
 def contiguous(shape: Shape, device: str = "cuda", *, uneven: bool = False) -> Work:
-    """Make a product of stacked rows by ids."""
+    """Make a product of stacked rows, grouped by ids."""
     groups, rows, n, k = shape
     counts = (
         counts_of(groups, rows, device) if uneven else torch.full((groups,), rows, device=device, dtype=torch.int64)
@@ -102,7 +102,7 @@ def contiguous(shape: Shape, device: str = "cuda", *, uneven: bool = False) -> W
         d.fill_(torch.nan)
         m_grouped_bf16_gemm_nt_contiguous(a, b, d, ids)
         finite = bool(d.isfinite().all())
-        right = a[-CHECKED:].float() @ b[-1].float().t()  # the last group has more rows than are checked, or all of d
+        right = a[-CHECKED:].float() @ b[-1].float().t()  # the last group has at least this many rows
         return float(calc_diff(d[-CHECKED:], right)) if finite else torch.nan
 
     def in_torch() -> Tensor:
@@ -112,7 +112,7 @@ def contiguous(shape: Shape, device: str = "cuda", *, uneven: bool = False) -> W
 
 
 def masked(shape: Shape, device: str = "cuda") -> Work:
-    """Make a product of rows that are counted for each group, in room for 4096 rows at most."""
+    """Make a masked product: each group has a count of its rows, and space for at most 4096 rows."""
     groups, rows, n, k = shape
     counts = counts_of(groups, rows, device)
     room = min(4096, 2 * rows)
@@ -150,7 +150,7 @@ def along_k(shape: Shape, device: str = "cuda", *, counted: bool = False) -> Wor
 
 
 def expression(expr: str, *, in_planes: bool = False) -> Callable[..., Work]:
-    """Return a maker of an expression's work; `in_planes`: D is laid out as torch's, a head at a time."""
+    """Return a maker of an expression's work; `in_planes`: D has torch's layout, one head after another."""
 
     def make(shape: Shape, device: str = "cuda") -> Work:
         sizes = dict(zip("bmnk" if expr.startswith("bmk") else "bhrd", shape, strict=True))

@@ -1,4 +1,4 @@
-"""Mixtures of experts in BF16 beside torch's grouped products, vLLM's Triton kernels and a read. Cold, on a GPU."""
+"""Mixtures of experts in BF16 compared with torch's grouped products, vLLM's Triton kernels and a read. Cold, GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SIZES = (
 QUICK_SIZES = (SIZES[0], SIZES[-1])
 TOKENS, QUICK_TOKENS = (1, 16, 64, 256, 1024, 4096), (1, 64, 4096)
 MOST_ERROR = 0.01
-"""Both round to BF16 at the same places, and sum up in other orders."""
+"""Ours and the rival round to BF16 at the same places, but add in another order."""
 
 
 def shapes_of(*, quick: bool = False) -> list[experts.Shape]:
@@ -49,7 +49,7 @@ def shapes_of(*, quick: bool = False) -> list[experts.Shape]:
 
 
 def weights_of(num_experts: int, hidden: int, intermediate: int, device: str) -> experts.Weights:
-    """Make random weights in BF16; the FP8 ones of `experts` stay empty."""
+    """Make random weights in BF16; the members for FP8 weights stay empty."""
     torch.manual_seed(0)
     shapes = (num_experts, 2 * intermediate, hidden), (num_experts, hidden, intermediate)
     w1, w2 = (torch.randn(shape, device=device, dtype=torch.bfloat16).div_(shape[-1] ** 0.5) for shape in shapes)
@@ -63,7 +63,7 @@ class Bf16Experts(few_experts.FewExperts):
     table_key: ClassVar[tuple[Any, ...]] = (None,)
 
     def contenders(self) -> Iterator[Layer]:
-        """All ways."""
+        """Yield every way."""
         x, ids, weights, w1, w2 = self.x, self.topk_ids, self.topk_weights, self.weights.plain1, self.weights.plain2
         yield Layer(OURS, lambda: public.experts(x, ids, weights, w1, w2, out=self.out), parts=layers.parts_of_experts)
         for chain, call in chains_in_bf16(x, ids, weights, w1, w2, with_compiled=x.is_cuda):
@@ -73,11 +73,11 @@ class Bf16Experts(few_experts.FewExperts):
         yield Layer(READ, lambda: read(source))
 
     def given_to_vllm(self, config: Any) -> tuple[Tensor, Tensor, Any]:
-        """Weights without scales."""
+        """Return the weights, without scales."""
         return self.weights.plain1, self.weights.plain2, None
 
     def judge(self, out: Tensor) -> tuple[float, str | None]:
-        """Give the error of a result beside a chain of torch's operators, and the reason if it is too large."""
+        """Return the error of a result relative to a chain of torch operators, and the reason if it is too large."""
         plain = self.weights.plain1, self.weights.plain2
         chains = chains_in_bf16(self.x, self.topk_ids, self.topk_weights, *plain, with_compiled=False)
         error = relative_error(out, dict(chains)["sum"]())

@@ -1,4 +1,4 @@
-"""The kernel of bulk_read.cuh: the yardstick of kernels that stream weights, timed where they are."""
+"""The kernel of bulk_read.cuh: a yardstick for kernels that stream weights, timed on the same GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMS = Params.of_source(SOURCE.read_text(), "ReadParams")
 
 @dataclass(frozen=True)
 class ReadConfig(Config):
-    """The only configuration: a CTA has `slots` chunks of `chunk` bytes on their way."""
+    """The only configuration: a CTA keeps `slots` requests of `chunk` bytes in flight."""
 
     slots: int = 12
     chunk: int = 16384
@@ -28,16 +28,16 @@ class ReadConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people."""
+        """Return a short name for people."""
         return f"{self.slots}x{self.chunk}"
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in bulk_read.cuh, which asserts that it is the same."""
+        """Return the size of `SharedStorage` in bulk_read.cuh, which asserts the same size."""
         return -(-self.slots * (self.chunk + 8) // 128) * 128
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers that the source takes."""
+        """Return the numbers that the source needs."""
         return {
             "kSlots": self.slots,
             "kChunk": self.chunk,
@@ -47,10 +47,10 @@ class ReadConfig(Config):
 
 
 class OfLaboratory(Kernel[ReadConfig]):
-    """A kernel whose source lies beside this file, not in the package."""
+    """A kernel whose source is in this folder, not in the package."""
 
     def headers(self, config: ReadConfig) -> dict[str, str]:
-        """Give everything that the source includes."""
+        """Return all files that the source includes."""
         return {**super().headers(config), SOURCE.name: SOURCE.read_text()}
 
 
@@ -59,7 +59,7 @@ KERNEL = OfLaboratory(READ, PARAMS, lambda: [CONFIG])
 
 
 def read(source: Tensor) -> None:
-    """Bring a whole tensor, contiguous and a multiple of 16 bytes, into shared memory, spread over all SMs."""
+    """Copy a whole tensor, contiguous and a multiple of 16 bytes, into the shared memory of all SMs."""
     if not source.is_cuda:
         source.clone()
         return
@@ -67,12 +67,12 @@ def read(source: Tensor) -> None:
 
 
 def values_of(source: Tensor) -> dict[str, Any]:
-    """Give the members of the kernel's parameters."""
+    """Return the members of the kernel's parameters."""
     if not source.is_contiguous() or source.nbytes % 16:
-        raise ValueError(f"source: expected whole 16 bytes that lie together, got {source.nbytes} of {source.stride()}")
+        raise ValueError(f"source: expected contiguous whole 16 bytes, got {source.nbytes} of {source.stride()}")
     return {"source": source, "bytes": source.nbytes}
 
 
 def read_of(count: int) -> Tensor:
-    """Make `count` random bytes, rounded up to a multiple of 16, to read on the current device."""
+    """Make `count` random bytes, rounded up to a multiple of 16, as the source of a read on the current device."""
     return torch.randint(0, 256, (-(-count // 16) * 16,), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The products that are measured, as data: shapes, sizes of groups, and the floor of each."""
+"""The products to measure, as data: shapes, sizes of groups, and a lower limit of each one's time."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Shape = tuple[int, ...]
 KINDS = ("dense", "dense_1d1d", "contiguous", "contiguous_uneven", "masked", "k_grouped")
 FP4_DENSE = "fp4_dense"
 FP4_KINDS = (FP4_DENSE, "fp4_masked", "fp4_contiguous")
-"""Products of FP4 weights: fp4.py has their cases. Their shapes are like shapes of the kinds without "fp4_"."""
+"""Products with FP4 weights; fp4.py lists their cases. A shape has the form of the kind without "fp4_"."""
 FINE_DENSE = "fine_dense"
 FINE_KINDS = (FINE_DENSE, "fine_masked")
-"""Products with scales finer than 128x128: fine.py has their cases. Shapes are like those without "fine_"."""
+"""Products with scales below 128x128; fine.py lists their cases. A shape has the form of the kind without "fine_"."""
 PEERS_FILE = Path(__file__).with_name("peers.json")
 RESULTS_FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 PITCHED = (1536, 4096)
-"""A weight at whose pitches the cost model was tried; no file of times has it."""
+"""A weight that was used to try the cost model at several pitches; no file of times has it."""
 
 # Sustained rate of FP8 WGMMA with operands resident in shared memory, on random data: H200, 700 W.
 PEAK_TFLOPS = 1640
-# Times of bulk copies from DRAM into shared memory with a cold L2: (MiB, us), the same machine.
+# Times of bulk copies from DRAM into shared memory with a cold L2: (MiB, us), on the same machine.
 COLD_COPY_US = ((1, 2.4), (4, 3.6), (11, 5.7), (15, 6.9), (30, 12.1), (60, 21.4), (117, 37.0), (500, 124.6))
 
-# Dense shapes for comparing kinds without a tensorwise product of their own: they show how fast the GPU is that day.
+# Dense shapes for comparing kinds that lack a tensorwise product: their times show the GPU's speed on that day.
 ANCHOR, ANCHOR_SHORT_K = (4096, 4096, 7168), (4096, 7168, 2048)
 
-# Sizes that occur in practice and suit no tile: ragged m, n or k that are not multiples of 128.
+# Sizes that occur in practice and suit no tile: m, n or k is not a multiple of 128.
 ODD_SHAPES = (
     (7, 1040, 528),
     (77, 2128, 7184),
@@ -49,14 +49,14 @@ ODD_SHAPES = (
     (4095, 7184, 2064),
     (4097, 4096, 7168),
 )
-# No peer was measured at m = 2048.
+# The peers were not measured at m = 2048.
 UNKNOWN_TO_PEERS = (
     *((2048, n, 7168) for n in (2112, 4096, 576)),
     *((2048, 24576, 1536), (2048, 32768, 512), (2048, 7168, 16384), (2048, 7168, 2048)),
 )
 
 ROOM_FEW = 512
-"""Room for rows in each group of a masked product of FP4 weights or fine scales: more than any of its cases has."""
+"""Rows that each group of a masked product with FP4 weights or fine scales has space for: enough for all cases."""
 
 QUICK: dict[str, tuple[Shape, ...]] = {
     "dense": (
@@ -91,19 +91,19 @@ class Case:
     kind: str
     shape: Shape
     sizes: tuple[int, ...] = ()
-    """Rows of each group; for k_grouped, each group's k."""
+    """Rows of each group; for k_grouped, k of each group."""
     is_judged: bool | None = field(default=None, compare=False)
-    """True: only for judging, no choice was tuned to it; False: choices may be tuned to it; None: a new shape."""
+    """True: a case for judging, to which no choice was tuned; False: choices may be tuned to it; None: a new shape."""
 
     @property
     def name(self) -> str:
-        """A short name for tables."""
+        """Return a short name for tables."""
         text = "x".join(map(str, self.shape))
         return text if self.kind == "dense" else f"{self.kind} {text}"
 
     @property
     def fast_shape(self) -> Shape:
-        """The dense shape whose fast cuBLASLt product this case is compared with: its own, or an anchor."""
+        """Return the dense shape whose fast cuBLASLt product this case is compared with: its own, or an anchor."""
         if self.kind == "dense":
             return self.shape
         short_k = self.kind != "k_grouped" and self.shape[-2:] == ANCHOR_SHORT_K[1:]
@@ -111,7 +111,7 @@ class Case:
 
     @property
     def output_is_fp32(self) -> bool:
-        """Tell whether it is a weight gradient: both sides scaled for each row and 128 columns, added to an FP32 D."""
+        """Tell whether it is a weight gradient: scales for each row and 128 columns of A and B, added to an FP32 D."""
         return self.kind in ("dense_1d1d", "k_grouped")
 
     @property
@@ -121,18 +121,18 @@ class Case:
 
     @property
     def has_own_rivals(self) -> bool:
-        """Tell whether it is compared with other products of its weights, not with cuBLASLt's fast one."""
+        """Tell whether it is compared with other products of its own weights, not with cuBLASLt's fast product."""
         return self.is_fp4 or self.kind in FINE_KINDS
 
     @property
     def operations(self) -> int:
-        """Floating-point operations that the product needs: two for each multiplication."""
+        """Count the floating-point operations of the product: two for each multiplication."""
         m, n, k = self._mnk
         return 2 * m * n * k
 
     @property
     def bytes(self) -> int:
-        """Bytes that must move at least once: operands with their scales, and D (twice if it is added to)."""
+        """Count the bytes that must move at least once: operands with scales, and D (twice if it is added to)."""
         m, n, k = self._mnk
         k_blocks = ceil_div(k, BLOCK_K)
         a = m * (k + 4 * k_blocks)
@@ -146,17 +146,17 @@ class Case:
 
     @property
     def floor_us(self) -> float:
-        """A lower limit of the time."""
+        """Return a lower limit of the time."""
         return floor_of(self.operations, self.bytes)
 
     @property
     def max_m(self) -> int:
-        """Room for rows in each group of a masked product."""
+        """Return the rows that each group of a masked product has space for."""
         return ROOM_FEW if self.has_own_rivals else 1024 if self.shape[0] == 1 else ROOM
 
     @property
     def _mnk(self) -> tuple[int, int, int]:
-        """Sizes of a dense product with the same work: the groups' rows, or their k, added up."""
+        """Return the sizes of a dense product with the same work: the sum of the groups' rows, or of their k."""
         if self.kind in ("dense", "dense_1d1d", FP4_DENSE, FINE_DENSE):
             m, n, k = self.shape
             return m, n, k
@@ -166,14 +166,14 @@ class Case:
 
 
 def floor_of(operations: float, num_bytes: float) -> float:
-    """Return the longer of two times: the operations at peak rate, or a bulk copy of the bytes."""
+    """Return the longer of two times: of the operations at peak rate, and of a bulk copy of the bytes."""
     return max(operations / (PEAK_TFLOPS * 1e6), cold_copy_us(num_bytes))
 
 
 def cold_copy_us(num_bytes: float) -> float:
-    """Microseconds of a bulk copy with a cold L2, interpolated between the measured sizes.
+    """Return the microseconds of a bulk copy with a cold L2, interpolated between the measured sizes.
 
-    Sizes beyond the largest are copied at the largest one's rate, 4.2 TB/s.
+    Beyond the largest size, the copy has the largest size's rate, 4.2 TB/s.
     """
     mib = num_bytes / (1 << 20)
     largest_mib, largest_us = COLD_COPY_US[-1]
@@ -186,7 +186,7 @@ def cold_copy_us(num_bytes: float) -> float:
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Cases that choices were tuned to: first `peers.json`, in its order, then shapes at which no peer was measured."""
+    """List the cases that choices were tuned to: `peers.json` in order, then shapes without a peer's time."""
     peers = json.loads(PEERS_FILE.read_text())
     found = dict.fromkeys(
         (row["kind"], tuple(row["shape"])) for session in peers["sessions"] for row in session["rows"]
@@ -197,7 +197,7 @@ def all_cases() -> tuple[Case, ...]:
 
 @cache
 def grid_cases() -> tuple[Case, ...]:
-    """Cases of weights that nothing was tuned to; `grid` says by what rule, and which are judged."""
+    """List cases of weights that no choice was tuned to; `grid` has the rule, and marks the cases for judging."""
     tuned_to = tuned_weights()
     return (
         *(Case("dense", each.shape, is_judged=each.is_judged) for each in grid(tuned_to)),
@@ -210,9 +210,9 @@ def grid_cases() -> tuple[Case, ...]:
 
 @cache
 def tuned_weights() -> frozenset[Shape]:
-    """Weights `(n, k)` of `all_cases`, and of the products that the cost model was fitted to on any GPU.
+    """Return the weights `(n, k)` of `all_cases`, and of the products that the cost model was fitted to on any GPU.
 
-    The files of times that gemm/choose/timings.json names hold these products.
+    gemm/choose/timings.json names the files of times of these products.
     """
     of_cases = {
         case.shape[1:] if case.kind in KINDS[:2] else case.shape[1:3] if case.kind == "k_grouped" else case.shape[2:]
@@ -227,10 +227,10 @@ def tuned_weights() -> frozenset[Shape]:
 def cases_of(
     command: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
 ) -> list[Case]:
-    """The cases of `bench dense` or `bench grouped`.
+    """Return the cases of `bench dense` or `bench grouped`.
 
-    `shapes` selects cases; dense shapes may be new. `is_judged` selects a part of all. Grouped cases include the dense
-    anchors they are compared with.
+    `shapes` selects cases; dense shapes may be new. `is_judged` selects one part. Grouped cases include the dense
+    anchors for their comparison.
     """
     kinds = {"dense": KINDS[:2], "grouped": KINDS[2:]}.get(command, ())
     cases = [case for case in (*all_cases(), *grid_cases()) if case.kind in kinds]
@@ -247,7 +247,7 @@ def cases_of(
 
 
 def case_of(kind: str, shape: Shape, fitted: Collection[Shape]) -> Case:
-    """Make the case of a kind with rivals of its own; it judges unless its weight `(n, k)` is among `fitted`."""
+    """Make a case of a kind with its own rivals; it is for judging unless `fitted` has its weight `(n, k)`."""
     return Case(kind, shape, sizes_of(kind.partition("_")[2], shape, {}), is_judged=shape[-2:] not in fitted)
 
 
@@ -260,7 +260,7 @@ def chosen_of(
     shapes: Sequence[Shape] = (),
     is_judged: bool | None = None,
 ) -> list[Case]:
-    """Choose cases of a kind: all, the `few`, the judged or the tuned ones, or the given shapes, which may be new."""
+    """Choose cases of a kind: all, the `few`, the judged or the tuned cases, or given shapes, which may be new."""
     known = {case.shape: case for case in every}
     length, meaning = (3, "(m, n, k)") if kind.endswith("_dense") else (4, "(groups, rows, n, k)")
     for shape in shapes:
@@ -275,7 +275,7 @@ def chosen_of(
 def parse_shapes(
     text: str, lengths: Sequence[int] = (3, 4), example: str = "64,2112,7168", least_last: int = 1, meaning: str = ""
 ) -> list[Shape]:
-    """Read shapes like `m,n,k;m,n,k`. `lengths`: how many numbers a shape may have; the last is at least `least_last`.
+    """Read shapes like `m,n,k;m,n,k`. A shape has one of `lengths` numbers; the last one is at least `least_last`.
 
     `meaning`, if given, explains the numbers in errors.
 
@@ -290,7 +290,7 @@ def parse_shapes(
         except ValueError:
             shape = ()
         if len(shape) not in lengths or min(*shape[:-1], shape[-1] + 1 - least_last) < 1:
-            integers = "positive integers" if least_last else "integers, of which the last may be 0,"
+            integers = "positive integers" if least_last else "integers (the last may be 0)"
             named = f" ({meaning})" if meaning else ""
             raise ValueError(f"shapes: expected {count} {integers} like {example}{named}, got {part!r}")
         shapes.append(shape)
@@ -312,7 +312,7 @@ def _asked_for(shape: Shape, cases: Iterable[Case], command: str) -> list[Case]:
 
 
 def sizes_of(kind: str, shape: Shape, uneven_groups: dict[str, list[int]]) -> tuple[int, ...]:
-    """Sizes of the groups. `peers.json` states the rule, and lists the sizes of its uneven groups."""
+    """Return the sizes of the groups. `peers.json` states the rule, and lists the sizes of uneven groups."""
     if kind == "contiguous":
         return (shape[1],) * shape[0]
     if kind == "contiguous_uneven":
@@ -326,7 +326,7 @@ def sizes_of(kind: str, shape: Shape, uneven_groups: dict[str, list[int]]) -> tu
 
 
 def _zipf(groups: int, rows: int) -> list[int]:
-    """Shares of all rows by Zipf's law, groups in random order, the same each time.
+    """Divide all rows by Zipf's law among groups in a random order, which is always the same.
 
     >>> _zipf(4, 50)
     [8, 6, 12, 24]

@@ -1,4 +1,4 @@
-"""Casts beside a copy of as many bytes, and beside the same cast in torch, compiled and eager. Cold, on a GPU."""
+"""Casts compared with a copy of equal traffic, and with the same cast in torch, compiled and eager. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ METHOD = (
 COPY, COMPILED, EAGER = "copy", "compiled", "torch"
 CONTENDERS = (OURS, COPY, COMPILED, EAGER)
 COMPILE_SECONDS = 150
-"""Rivals are compiled for this many seconds; shapes after that have no compiled rival."""
+"""Rivals are compiled until this many seconds have passed; later shapes have no compiled rival."""
 TOPK, NUM_EXPERTS = 8, 128
 GROUPS, MAX_M = 32, 256
 FINE = 32
 GROUP_ROWS = 512
 _RANDOM = random.Random(1)
 COUNTS = tuple(_RANDOM.randint(64, 192) for _ in range(GROUPS))
-"""Rows in use of each group."""
+"""Number of rows that each group uses."""
 ROWS = (*((m, 7168) for m in (1, 16, 64, 256, 1024, 4096, 8192)), (8192, 2048), (16384, 16384))
 MASKED = ((sum(COUNTS), 2048), (sum(COUNTS), 7168))
 TILES = ((1024, 7168), (8192, 7168), (16384, 16384))
@@ -63,7 +63,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 }
 QUICK_MS = (1, 1024, 8192)
 COMPARED_ROWS = 4096
-"""Results are compared part by part, because FP32 needs four times the memory."""
+"""Rows that are compared at a time: FP32 copies need much memory."""
 
 
 class Cast(NamedTuple):
@@ -74,21 +74,21 @@ class Cast(NamedTuple):
     in_torch: Callable[[], Any]
     is_exact: bool = True
     in_use: Tensor | None = None
-    """Rows that are defined; None if all are."""
+    """Mask of the defined rows; None if all are defined."""
 
 
 class Compiler:
-    """Compiles casts in torch until the time for compiling is used up."""
+    """Compiles casts of torch until the time for compiling is used up."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self, call: Call) -> Call:
-        """Compile a call, and make it once."""
+        """Compile a call, and run it once."""
         if self.seconds > COMPILE_SECONDS:
-            raise TimeoutError(f"compiling others took {self.seconds:.0f} s")
+            raise TimeoutError(f"compiling other casts took {self.seconds:.0f} s")
         begin = time.perf_counter()
-        torch.compiler.reset()  # a function that was compiled for 8 shapes would run uncompiled for others
+        torch.compiler.reset()  # a function compiled for 8 shapes would run uncompiled for the next
         try:
             made = torch.compile(call, dynamic=False)
             made()
@@ -122,7 +122,7 @@ def work_of(kind: str, shape: Shape, device: str = "cuda") -> Work:
 
 
 def difference(cast: Cast) -> str | None:
-    """Say where our result differs from torch's; None if it does not."""
+    """Return where our result differs from torch's; None if the results agree."""
     for number, (ours, right) in enumerate(zip(_flat(cast.ours()), _flat(cast.in_torch()), strict=True)):
         if cast.in_use is not None:
             ours, right = (x[cast.in_use] for x in (ours.float(), right.float()))  # noqa: PLW2901
@@ -137,7 +137,7 @@ def difference(cast: Cast) -> str | None:
 
 
 def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
-    """Make random input of a cast, and the calls."""
+    """Make random input for a cast, and the calls of ours and of torch."""
     m, k = shape
     of_rows, of_columns = m * ceil_div(k, SCALE_BLOCK) * 4, k * ceil_div(m, SCALE_BLOCK) * 4
     if kind in ("silu_cast", "silu_cast_row"):
@@ -231,7 +231,7 @@ def _of_experts(kind: str, shape: Shape, device: str) -> Cast:
 
 
 def _of_groups(kind: str, shape: Shape, device: str) -> Cast:
-    """Casts along the rows of groups of `GROUP_ROWS` each; torch casts them as columns, and lays them by groups."""
+    """Make casts along the rows of groups of `GROUP_ROWS` each; torch casts columns, and sorts them by groups."""
     rows, k = shape
     counts = torch.full((rows // GROUP_ROWS,), GROUP_ROWS, dtype=torch.int32, device=device)
     token_of = torch.randperm(rows, device=device).int() // TOPK
@@ -259,7 +259,7 @@ def _of_groups(kind: str, shape: Shape, device: str) -> Cast:
 
 
 def _used(columns: Quantized | None, rows: int) -> Quantized:
-    """Leave out the room behind the last group."""
+    """Remove the unused space after the last group."""
     assert columns is not None
     values, scales = columns
     return values[: rows * len(scales)], scales[:, : rows // SCALE_BLOCK]
@@ -296,7 +296,7 @@ def _silu_mul(x: Tensor) -> Tensor:
 
 
 def _summed(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
-    """Sum up as `gather_weighted` does: term by term in order of columns."""
+    """Sum up like `gather_weighted`: term by term, in order of columns."""
     total = torch.zeros(row_of.shape[0], y.shape[1], device=y.device, dtype=torch.float32)
     for column in range(row_of.shape[1]):
         total = total + y.index_select(0, row_of[:, column]).float() * weights[:, column, None]
@@ -335,7 +335,7 @@ COLUMNS = (
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate ours beside a copy, and beside the same in torch."""
+    """Tabulate our times beside a copy's, and beside torch's."""
     return [table.table_of("casts", COLUMNS, table.lines_of(report))]
 
 

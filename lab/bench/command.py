@@ -1,4 +1,4 @@
-"""`python -m lab bench` and `plot`: choose cases, measure, save, show."""
+"""The commands `python -m lab bench` and `plot`: choose cases, measure, save, print."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .report import Announce, Report, Row
 from .timing import PairingError
 
 PARTS = {"fitted": False, "judged": True}
-"""Names that --part takes, and `Case.is_judged` of each."""
+"""Values of --part, and `Case.is_judged` of each."""
 
 
 def judged_of(part: str | None) -> bool | None:
-    """Give `Case.is_judged` of the requested part; None for all."""
+    """Return `Case.is_judged` of the requested part; None for all."""
     if part not in (None, *PARTS):
         raise UsageError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
     return None if part is None else PARTS[part]
 
 
 class UsageError(Exception):
-    """The request cannot be carried out; the text says why."""
+    """The request cannot be carried out; the text gives the reason."""
 
 
 class TimeUpError(Exception):
-    """The time limit of a run is over."""
+    """The time limit of a run has passed."""
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
     part: str | None = None,
     processes: int | None = None,
 ) -> bool:
-    """Measure, write the result file and print the tables. Tell whether all products of this package were right."""
+    """Measure, write the result file and print the tables. Return whether all results of this package were right."""
     asked = Asked(quick, with_sustained, shapes, _contenders(kind, only), judged_of(part), processes)
     steps = _steps(asked, kind, plot is not None)
     console = make_console()
@@ -93,7 +93,7 @@ def plot_report(report: Report, out: Path) -> None:
 
 
 def has_gpu() -> bool:
-    """Tell whether there is a GPU to measure."""
+    """Tell whether a GPU is present."""
     return torch.cuda.is_available()
 
 
@@ -101,7 +101,7 @@ WITHOUT_GPU = "`bench compile`, `bench numerics --quick` and `bench distributed 
 
 
 def need_gpu(command: str, instead: str = WITHOUT_GPU) -> None:
-    """Refuse a command that measures a GPU if there is none; name the commands to run `instead`."""
+    """Raise an error if a command needs a GPU and none is present; name the commands to run `instead`."""
     if not has_gpu():
         raise UsageError(f"{command} measures a GPU and found no CUDA GPU; these run anywhere: {instead}")
 
@@ -136,7 +136,7 @@ def _bench(kind: str) -> Bench:
 
 
 def _contenders(kind: str, only: str | None) -> tuple[str, ...]:
-    """The requested contenders; none means all."""
+    """Return the requested contenders; an empty tuple means all."""
     if only is None:
         return ()
     known = _bench(kind).contenders
@@ -155,15 +155,15 @@ def _measure_with_progress(report: Report, path: Path, console: Console, steps: 
 
     def add(rows: list[Row]) -> None:
         report.rows += rows
-        report.save(path)  # after each step, so that little is lost if the run stops
+        report.save(path)  # after each step, so a run that stops loses little
 
     def work(announce: Announce) -> None:
         def announce_in_time(step: str) -> None:
             seconds, place = time.monotonic() - begin, next(done)
             if minutes is not None and seconds > minutes * 60:
-                raise TimeUpError(f"{total - place} of {total} steps were left when {minutes:g} minutes were over")
+                raise TimeUpError(f"{total - place} of {total} steps were left after {minutes:g} minutes")
             announce(step)
-            if not console.is_terminal:  # the bar shows only on a terminal
+            if not console.is_terminal:  # the progress bar shows only on a terminal
                 console.print(f"{seconds:6.1f} s  {place + 1:3}/{total}  {step}", markup=False)
 
         measure(add, announce_in_time)

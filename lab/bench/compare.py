@@ -1,4 +1,4 @@
-"""Ratios of times: within one run, and to DeepGEMM, which was measured elsewhere."""
+"""Ratios of times: to rivals in the same run, and to DeepGEMM as measured elsewhere."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from .report import Report, Row, geometric_mean
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row compared with others of its run. Ratios are of times: below 1 the row is faster."""
+    """One row compared with other rows of its run. Ratios are of times: below 1 the row is faster."""
 
     row: Row
     to_fast: float | None
-    """Ratio to cuBLASLt's fast product at the same shape; groups have none."""
+    """Ratio to cuBLASLt's fast product at the same shape; None for groups."""
     to_deepgemm: float | None
-    """Ratio to DeepGEMM in the same run; else to an estimate, its ratio to the fast product on this GPU times the fast
-    product's time in this run."""
+    """Ratio to DeepGEMM in the same run. Without such a row, the ratio to an estimate: DeepGEMM's measured ratio to the
+    fast product on this GPU, times the fast product's time in this run."""
 
 
 def comparisons(report: Report, mode: str = "cold") -> list[Comparison]:
-    """Our rows in a mode, each compared with times of the same mode."""
+    """Compare each of our rows in a mode with times of the same mode."""
     times = {(row.contender, row.kind, row.shape): row.us for row in report.rows if row.us and row.mode == mode}
     gpu = report.header["machine"].get("gpu")
     return [_compare(row, times, gpu) for row in report.rows if row.mode == mode and row.contender == OURS]
 
 
 def _compare(row: Row, times: dict[tuple[str, str, Shape], float], gpu: str | None) -> Comparison:
-    yardstick = times.get((FAST, row.kind, row.shape))  # groups and weight gradients: at `fast_shape`
+    yardstick = times.get((FAST, row.kind, row.shape))  # for groups and weight gradients the time at `fast_shape`
     fast = yardstick if row.kind == "dense" else None
-    if yardstick is None and row.fast_shape:  # older files have it only as a dense row
+    if yardstick is None and row.fast_shape:  # older files hold it only in a dense row
         yardstick = times.get((FAST, "dense", row.fast_shape))
     deepgemm = times.get((DEEPGEMM, row.kind, row.shape))
-    if deepgemm is None and row.mode == "cold":  # the peers' ratios are of cold times
+    if deepgemm is None and row.mode == "cold":  # peers were measured cold
         ratio = deepgemm_ratio_to_fast(gpu, row.kind, row.shape)
         deepgemm = yardstick * ratio if yardstick and ratio else None
     return Comparison(
@@ -50,7 +50,7 @@ def _compare(row: Row, times: dict[tuple[str, str, Shape], float], gpu: str | No
 
 
 def _regime(kind: str, *, is_judged: bool, least: int = 0, most: int | None = None) -> Callable[[Row], bool]:
-    """Rows of one kind, either judged or not, whose first size is within these limits."""
+    """Return a test for rows of one kind and one part (judged or not) whose first size is within these limits."""
 
     def belongs(row: Row) -> bool:
         is_of_part = row.kind == kind and (row.is_judged is True) == is_judged
@@ -74,7 +74,7 @@ REGIMES: tuple[tuple[str, Callable[[Row], bool]], ...] = (
 
 @dataclass(frozen=True)
 class Summary:
-    """Geometric means over a regime."""
+    """Geometric means of the ratios over a regime."""
 
     regime: str
     count: int
@@ -82,11 +82,11 @@ class Summary:
     to_deepgemm: float | None
     fraction_of_floor: float | None
     worst: Comparison | None
-    """The case that is furthest behind cuBLASLt's fast product."""
+    """The case with the largest ratio to cuBLASLt's fast product."""
 
 
 def summaries(compared: Sequence[Comparison]) -> list[Summary]:
-    """Summaries of the regimes that a run has measured."""
+    """Summarize each regime that a run has measured."""
     found = []
     for regime, belongs in REGIMES:
         inside = [each for each in compared if belongs(each.row) and each.row.us is not None]
@@ -112,7 +112,7 @@ NOTE = (
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """Tabulate products in each mode that was measured."""
+    """Tabulate the products of each measured mode."""
     for mode in ("cold", "sustained"):
         found = {(each.row.kind, each.row.shape): each for each in comparisons(report, mode)}
         if found:
@@ -149,7 +149,7 @@ def _spread(row: Row) -> float | None:
 
 
 def notes(report: Report) -> list[Table | str]:
-    """Tabulate means of cold products by regime, with a note that explains the figures."""
+    """Tabulate means of cold products by regime, and add a note that explains the figures."""
     found = table.new_table("geometric means")
     found.add_column("regime")
     for heading in ("shapes", "/ fast", "/ DeepGEMM*", "of floor", "worst / fast"):

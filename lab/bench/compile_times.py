@@ -19,14 +19,14 @@ QUICK_COUNT = 12
 
 
 def configurations(quick: bool) -> list[GemmConfig]:
-    """Every configuration that the heuristics can choose, or an even sample of them."""
+    """List every configuration that the heuristics can choose, or an even sample of all."""
     configs = reachable_dense()
     return configs[:: len(configs) // QUICK_COUNT][:QUICK_COUNT] if quick else configs
 
 
 def measure(configs: list[GemmConfig], *, add: Add, announce: Announce) -> None:
     """Compile each configuration once."""
-    compiler_version()  # loads NVRTC; otherwise the first kernel's time would include that
+    compiler_version()  # loads NVRTC now; otherwise the first kernel's time would include it
     for config in configs:
         announce(config.name)
         add([_row(config)])
@@ -51,7 +51,7 @@ def plan(asked: Asked) -> Steps:
 
 
 def said(report: Report) -> list[str]:
-    """Sum up."""
+    """Summarize the times in one line."""
     done = [(row.us, row.config) for row in report.rows if row.us is not None]
     if not done:
         return ["nothing compiled"]

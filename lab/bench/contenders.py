@@ -1,8 +1,8 @@
 """The contenders of a case: operands on the GPU, a call for each contender, and the error of its result.
 
-Every error is relative and of the whole result, against the FP64 product of the contender's own operands: the same FP8
-values and scales, the FP8 values alone (the tensorwise product, whose one scale is 1), or the BF16 operands before
-quantization (`bf16`).
+Every error is relative and of the whole result. The right result is the FP64 product of the contender's own operands:
+the same FP8 values and scales; or the FP8 values alone (the tensorwise product, with one scale, 1); or the BF16
+operands before quantization (`bf16`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Weights = TypeVar("Weights")
 Parts = Callable[[Tensor], Iterable[tuple[Tensor, Tensor]]]
-"""Parts of an output, each with its right value. Groups come one by one, because FP64 needs eight times the memory."""
+"""Yields parts of an output with their right values, group by group, because FP64 needs eight times the memory."""
 
 OURS, FAST, BLOCKWISE, BF16 = "deep_gemm", "cublaslt_fast", "cublaslt_blockwise", "bf16"
 
@@ -45,13 +45,13 @@ class Contender:
 
     name: str
     call: Callable[[], Tensor]
-    """Computes and returns the output. It keeps no state that a later call would see."""
+    """Computes and returns the output. A call does not affect later calls."""
     parts: Parts
     reset: Callable[[], object] = lambda: None
-    """Prepares the output for a checked call, if all calls share one buffer."""
+    """Prepares the output for a checked call if all calls share one buffer."""
 
     def error(self) -> float:
-        """Relative error of one call."""
+        """Return the relative error of one call."""
         self.reset()
         off = size = 0.0
         for got, expected in self.parts(self.call()):
@@ -61,7 +61,7 @@ class Contender:
 
 
 def contenders_of(case: Case, device: str = "cuda") -> list[Contender]:
-    """Make random operands of a case, and all its contenders."""
+    """Make random operands for a case, and all its contenders."""
     torch.manual_seed(0)
     make = {
         "dense": _dense,
@@ -76,7 +76,7 @@ def contenders_of(case: Case, device: str = "cuda") -> list[Contender]:
 
 
 def _yardstick(case: Case) -> Contender:
-    """The dense product that shows how fast the GPU is at the moment; it runs in the same rounds as the others."""
+    """Make the dense product that shows the GPU's present speed; it runs in the same rounds as the contenders."""
     m, n, k = case.fast_shape
     x = _randn(m, k).to(torch.float8_e4m3fn)
     w = _randn(n, k).to(torch.float8_e4m3fn)
@@ -114,7 +114,7 @@ def _dense(case: Case) -> Iterator[Contender]:
 
 
 def blockwise_call(a: Operand, b: Operand) -> Callable[[], Tensor]:
-    """A call of cuBLASLt's product with 1x128 and 128x128 scales: A's m-major, B's with rows padded to 4."""
+    """Return a call of cuBLASLt with 1x128 and 128x128 scales: A's m-major, B's with rows padded to 4."""
     (x, sa), (w, sb) = a, b
     k_blocks = sb.shape[1]
     padded_m, padded_blocks = ceil_div(x.shape[0], 4) * 4, ceil_div(k_blocks, 4) * 4
@@ -205,7 +205,7 @@ def _k_grouped(case: Case) -> Iterator[Contender]:
     ks = list(case.sizes)
     x, y = _randn(m, sum(ks)), _randn(n, sum(ks))
     a, b = m_major(k_grouped_cast_to_fp8(x, ks)), m_major(k_grouped_cast_to_fp8(y, ks))
-    # The groups' k are multiples of 128, so casting the operands whole gives the same values.
+    # Each group's k is a multiple of 128, so casting the whole operands gives the same values.
     a_whole, b_whole = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
     ks_tensor = torch.tensor(ks, dtype=torch.int32)
     d = torch.zeros(groups, m, n, dtype=torch.float32)
@@ -223,7 +223,7 @@ def _k_grouped(case: Case) -> Iterator[Contender]:
 
 
 def _weights(groups: int, n: int, k: int, *, keep_bf16: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """BF16 weights (empty unless kept), FP8 values and scales of all groups. Cast group by group to save memory."""
+    """Make BF16 weights (empty unless kept), and FP8 values and scales, group by group to save memory."""
     w = _empty(groups if keep_bf16 else 0, n, k)
     b = torch.empty(groups, n, k, dtype=torch.float8_e4m3fn)
     sb = torch.empty(groups, ceil_div(n, 128), ceil_div(k, 128), dtype=torch.float32)
@@ -236,7 +236,7 @@ def _weights(groups: int, n: int, k: int, *, keep_bf16: bool) -> tuple[Tensor, T
 
 
 def _slices(sizes: Iterable[int]) -> list[tuple[int, Any]]:
-    """The groups that are not empty, each with its rows."""
+    """List the groups that are not empty, each with its range of rows."""
     found, start = [], 0
     for group, size in enumerate(sizes):
         if size:
@@ -246,14 +246,14 @@ def _slices(sizes: Iterable[int]) -> list[tuple[int, Any]]:
 
 
 def places_of(case: Case) -> list[tuple[int, Any]]:
-    """Tell where the rows of each group are in A and D; of a dense product there is one group of all rows."""
+    """Return the position of each group's rows in A and D; a dense product has one group of all rows."""
     if case.kind.endswith("masked"):
         return [(group, (group, slice(size))) for group, size in enumerate(case.sizes)]
     return _slices(case.sizes) or [(0, slice(None))]
 
 
 def layout_of(case: Case) -> Tensor:
-    """Give the group of each row, or the rows of each group of a masked product; of a dense one nothing."""
+    """Return the group of each row, or a masked product's rows per group; a dense product has none."""
     sizes = torch.tensor(case.sizes, dtype=torch.int32)
     if case.kind.endswith("masked"):
         return sizes
@@ -261,7 +261,7 @@ def layout_of(case: Case) -> Tensor:
 
 
 def multiply(case: Case, a: Operand, b: Operand, d: Tensor, layout: Tensor, **said: Any) -> Tensor:
-    """Compute a case of weights `[groups, n, k]` into D, and give it. A dense product takes the first weight."""
+    """Compute a case with weights `[groups, n, k]` into D, and return D. A dense product uses the first weight."""
     if case.kind.endswith("masked"):
         m_grouped_fp8_gemm_nt_masked(a, b, d, layout, case.shape[1], **said)
     elif case.sizes:
@@ -280,7 +280,7 @@ def parts_of(places: Sequence[tuple[int, Any]], a: Operand, weight_of: Callable[
 
 
 def kept(make: Callable[[int, int, int], Weights]) -> _lru_cache_wrapper[Weights]:
-    """Make the weights of groups, n and k on a device, once for cases that follow each other."""
+    """Cache a maker of weights for the last groups, n, k and device, because consecutive cases share weights."""
 
     @lru_cache(maxsize=1)
     def weights_of(groups: int, n: int, k: int, device: str) -> Weights:
@@ -292,12 +292,12 @@ def kept(make: Callable[[int, int, int], Weights]) -> _lru_cache_wrapper[Weights
 
 
 def dequantized(operand: Operand, rows: int) -> Tensor:
-    """Values `[..., m, k]` with one scale for `rows` x 128, as FP64 numbers."""
+    """Multiply values `[..., m, k]` by one scale for each `rows` x 128, in FP64."""
     return spread(*operand, rows)
 
 
 def m_major(operand: Operand) -> Operand:
-    """Lay the scales of an operand as products load them."""
+    """Convert the scales of an operand to the layout that products load."""
     values, scales = operand
     return values, get_mn_major_tma_aligned_tensor(scales)
 

@@ -1,6 +1,6 @@
-"""Mixtures of experts over the processes of a group: the layer, its way there and its way back, each beside others.
+"""Mixtures of experts over the processes of a group: the layer, its dispatch and its combine, compared with rivals.
 
-Every process has a GPU, or none has one. Rank 0 sends the measured rows to the process that started the others.
+Either every process has a GPU, or none has. Rank 0 sends the measured rows to the process that started all ranks.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ GROUP, GROUP_FIXED, FUSED, MEGA = "nccl", "nccl_fixed", "fused", "mega"
 CONTENDERS = (GROUP, GROUP_FIXED, FUSED, MEGA, ALONE)
 LAYER, LAYER_FP4, DISPATCH, COMBINE = "ep_layer", "ep_layer_fp4", "ep_dispatch", "ep_combine"
 MEANING = "experts, top-k, tokens of each process, hidden, intermediate, exponent of Zipf's law"
-"""The meaning of a shape's numbers. A step of training has no skew."""
+"""The meaning of a shape's numbers. The shape of a training step has no exponent."""
 NUMBERS = MEANING.count(", "), MEANING.count(", ") + 1
 REPEATS, WARM_UPS = 30, 3
 REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
-"""The decode form with collectives computes sums for all tokens of all processes: too many to send beyond this."""
+"""With more tokens the decode form with collectives, which sums for all tokens of all processes, sends too much."""
 AHEAD_CYCLES = 2_000_000
-"""A GPU sleeps this long, about a millisecond, before a replay, so that every host has time to launch it."""
+"""Clock cycles, about a millisecond, that a GPU sleeps before a replay, so that every host can launch in time."""
 SECONDS = 120
-"""How long a process waits for another one."""
+"""Time limit of a process that waits for another one."""
 METHOD = (
     "distributed: a process for each GPU (without GPUs: CPU tensors over Gloo, by the clock), random routes, "
     "top-k of all experts, each process with the same number of tokens; "
@@ -90,11 +90,11 @@ SHAPES: tuple[Shape, ...] = tuple(
 QUICK = (*(shape for shape in SHAPES[:8] if shape[2] in (1, 128, 4096)), distributed_training.SHAPES[0])
 SHAPES += distributed_training.SHAPES
 WITHOUT_GPU: tuple[Shape, ...] = ((8, 2, 16, 256, 128, 0), (8, 2, 16, 256, 128, 1), (8, 2, 16, 256, 128))
-"""Shapes that a CPU computes within seconds."""
+"""Shapes that a CPU computes within a few seconds."""
 
 
 def measure(shapes: Sequence[Shape], processes: int, *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
-    """Start the processes, and hear from them until they are done."""
+    """Start the processes, and pass on their rows until they are done."""
     context = multiprocessing.get_context("spawn")
     heard = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +120,7 @@ def measure(shapes: Sequence[Shape], processes: int, *, only: Sequence[str] = ()
 def _process(
     rank: int, processes: int, store: str, shapes: Sequence[Shape], only: Sequence[str], heard: Queue[Any]
 ) -> None:
-    """Run one process. All processes go through the same steps, because a collective needs them all."""
+    """Run one process. All processes run the same steps, because a collective needs all of them."""
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(rank)
@@ -147,7 +147,7 @@ def _process(
 
 
 def is_trained(shape: Shape) -> bool:
-    """Tell a step of training, whose shape says nothing of skew, from a layer."""
+    """Tell a training step from a layer: its shape has no exponent."""
     return len(shape) == NUMBERS[0]
 
 
@@ -158,7 +158,7 @@ def _weights(experts: int, hidden: int, intermediate: int, device: torch.device)
 
 
 class Clock:
-    """Times of calls that all processes make."""
+    """Times calls that all processes make together."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -166,7 +166,7 @@ class Clock:
         self.one = torch.ones(1, device=device, dtype=torch.float32)
 
     def times(self, call: Callable[[], object]) -> Spread:
-        """Microseconds of the slowest process. All begin as an all_reduce ends, so nearly together."""
+        """Time the slowest process in microseconds. All start when an all_reduce ends, so nearly together."""
         repeats = REPEATS if self.flush else REPEATS_ON_CPU
         for _ in range(WARM_UPS):
             call()
@@ -196,7 +196,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Step:
-    """The part of the layer that one contender does."""
+    """One contender's computation of one part of the layer."""
 
     kind: str
     contender: str
@@ -204,7 +204,7 @@ class Step:
 
 
 class Work:
-    """The tokens of this process, and the ways to have them computed."""
+    """The tokens of this process, and the ways to compute them."""
 
     def __init__(self, kind: str, shape: Shape, weights: tuple[Operand, Operand], device: torch.device) -> None:
         self.kind, self.shape, self.weights, self.device = kind, shape, weights, device
@@ -226,7 +226,7 @@ class Work:
         self.mega = mega_moe.MegaCall(self.x, self.ids, self.p, weights, experts) if has_mega else None
 
     def steps(self) -> Iterator[Step]:
-        """Yield all steps that are timed. Weights change the whole alone, so the ways there and back come once."""
+        """Yield all timed steps. Weights change the whole layer alone, so the ways there and back come once."""
         x, ids, p, layer, fused = self.x, self.ids, self.p, self.layer, self.fused
         yield Step(self.kind, GROUP, lambda: layer(x, ids, p))
         if self.has_fixed:
@@ -271,7 +271,7 @@ class Work:
         yield Step(COMBINE, FUSED, _replayed(combine, self.device))
 
     def check(self) -> str | None:
-        """Check that the forms agree on every process; return a sentence about the first that does not, or None."""
+        """Check that the forms agree on every process; return a sentence about the first difference, or None."""
         layers = {"decode": (self.layer, self.layer(self.x, self.ids, self.p))} if self.has_fixed else {}
         if self.fused is not None:
             layers["peer_memory"] = (self.fused, self._of_one_process())
@@ -279,7 +279,7 @@ class Work:
             got = layer.decode(self.x, self.ids, self.p)
             assert got is not None
             if wrong := self._of_all(got != right):
-                return f"wrong: {wrong} elements of {name} are not as they must be"
+                return f"wrong: {wrong} elements of {name} differ from the right ones"
         if self.mega is not None:
             is_near = self.mega.is_near(self.layer(self.x, self.ids, self.p))
             if far := self._of_all(torch.tensor(not is_near, dtype=torch.bool, device=self.device)):
@@ -293,7 +293,7 @@ class Work:
         return int(count)
 
     def _of_one_process(self) -> Tensor:
-        """Compute as one process with all experts does: each route alone, so that no rank rounds, then their sum."""
+        """Compute like one process with all experts: each route alone, so that no rank rounds, then their sum."""
         routes = [
             self.layer(self.x, self.ids[:, [j]], torch.ones_like(self.p[:, [j]])) for j in range(self.ids.shape[1])
         ]
@@ -302,7 +302,7 @@ class Work:
         return weighted_sum(y, row_of, self.p).bfloat16()
 
     def _products(self) -> Callable[[], object]:
-        """Return a call of both grouped products on the rows that come to this process; operands are made before."""
+        """Return a call of both grouped products on this process's rows, with operands made beforehand."""
         share, (w1, w2) = self.layer.share, self.weights
         ids = local_ids(self.ids_of_all, share.first, share.here)
         ids = ids[(ids >= 0).any(dim=1)]
@@ -318,29 +318,29 @@ class Work:
 
 
 def _steps_of(work: Training) -> Iterator[Step]:
-    """All steps of training that are timed."""
+    """Yield all timed steps of training."""
     yield Step(STEP, GROUP, work.step)
     yield Step(STEP, ALONE, _replayed(work.products(), work.x.device))
 
 
 class Replayed:
-    """A call as a CUDA graph. The host runs ahead of the GPUs, so that no GPU waits for another one's launch."""
+    """A call as a CUDA graph. The host launches ahead, so that no GPU waits for another rank's launch."""
 
     def __init__(self, call: Callable[[], object]) -> None:
-        self.call = call  # the graph reads tensors that nothing else may hold
-        call()  # kernels compile, and NCCL connects
+        self.call = call  # keeps the tensors alive that the graph reads
+        call()  # compiles the kernels, and connects NCCL
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # NCCL has a thread that watches
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # NCCL's watchdog thread calls CUDA too
             call()
 
     def __call__(self) -> None:
-        """Replay it."""
+        """Replay the graph."""
         self.graph.replay()
 
 
 def _replayed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """The call as a CUDA graph, or itself if there is no GPU."""
+    """Return the call as a CUDA graph, or unchanged on a CPU."""
     return call if device.type == "cpu" else Replayed(call)
 
 
@@ -350,7 +350,7 @@ def _both(a: Quantized, w1: Operand, b: Quantized, w2: Operand, rows: ExpertRows
 
 
 def rows_of(shape: Shape, weights: Weights | None, clock: Clock, only: Sequence[str]) -> list[Row]:
-    """Check and time a shape. Every process makes the same calls. Training has weights of its own."""
+    """Check and time a shape. Every process makes the same calls. Training makes its own weights."""
     if weights is None:
         return _timed(STEP, shape, partial(Training, shape, clock.device), clock, only)
     works = ((kind, partial(Work, kind, shape, both, clock.device)) for kind, both in weights.items())
@@ -376,11 +376,11 @@ def _timed(kind: str, shape: Shape, make: Callable[[], Any], clock: Clock, only:
 
 
 def plan(asked: Asked) -> Steps:
-    """Plan mixtures over processes, one for each GPU; without GPUs small ones over Gloo."""
+    """Plan mixtures over processes, one for each GPU; without GPUs, small mixtures over Gloo."""
     gpus = torch.cuda.device_count()
     count = asked.processes if asked.processes is not None else gpus or 2
     if count < 1 or (gpus and count > gpus):
-        most = f"1 to {gpus}, as many as GPUs" if gpus else "at least 1"
+        most = f"1 to {gpus}, the number of GPUs" if gpus else "at least 1"
         raise ValueError(f"processes: expected {most}, got {count}")
     if asked.shapes is not None:
         shapes: Sequence[Shape] = parse_shapes(asked.shapes, NUMBERS, "256,6,128,4096,2048,0", 0, MEANING)
@@ -397,7 +397,7 @@ def plan(asked: Asked) -> Steps:
 
 
 def tables(report: Report) -> list[Table | str]:
-    """Tabulate the time of each way, and how much longer the fastest way takes than the products alone."""
+    """Tabulate the time of each contender, and the extra time of the fastest one over the products alone."""
     found: dict[tuple[str, Shape], dict[str, Row]] = {}
     for row in report.rows:
         found.setdefault((row.kind, row.shape), {})[row.contender] = row

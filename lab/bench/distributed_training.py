@@ -1,4 +1,4 @@
-"""A step of `distributed.Experts` in training, forward and backward, beside its six products on the busiest process."""
+"""A training step of `distributed.Experts`, compared with its six products alone on the busiest process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .linear import relative_error
 
 STEP = "ep_step"
 MOST_ERROR = 2.0**-8
-"""Gradients of weights have the operands of one process: BF16 rounds sums in another order."""
+"""Gradients of weights have the same operands as on one process, but BF16 rounds sums in another order."""
 SHAPES: tuple[Shape, ...] = ((128, 8, 16384, 2048, 768), (64, 8, 8192, 4096, 1536), (32, 8, 4096, 7168, 2048))
-"""The mixtures of `bench training`, tokens shared by two."""
+"""The mixtures of `bench training`, with the tokens shared by two processes."""
 METHOD = (
     "ep_step: a shape without an exponent, even routes: forward and backward with gradients of x, weights of routes "
     "and BF16 weights, set to None ahead of each step, the wait of the host included; product_alone: the six grouped "
@@ -41,7 +41,7 @@ def local_ids(topk_ids: Tensor, first: int, count: int) -> Tensor:
 
 
 class Training:
-    """The tokens of this process, and its step. Every process draws the tokens of all processes."""
+    """The tokens of this process, and its step. Every process draws the tokens of all."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         experts, topk, tokens, hidden, inner = shape
@@ -64,13 +64,13 @@ class Training:
         self.leaves = [self.x.requires_grad_(), self.p.requires_grad_(), *self.layer.parameters()]
 
     def step(self) -> None:
-        """Forward and backward."""
+        """Run forward and backward."""
         for leaf in self.leaves:
             leaf.grad = None
         self.layer(self.x, self.ids, self.p).backward(self.grad)
 
     def check(self) -> str | None:
-        """Compare the weight gradients here with those of one process with all tokens; return a sentence if wrong."""
+        """Compare this process's weight gradients with one process's for all tokens; return any difference."""
         self.step()
         w1, w2 = (each.detach().requires_grad_() for each in self.layer.parameters())
         x, grad, p = self.of_all
@@ -88,7 +88,7 @@ class Training:
         return rows._replace(token_of=rows.token_of[:count], ids=rows.ids[:count])
 
     def products(self) -> Callable[[], object]:
-        """All products of the rows that come here."""
+        """Return a call of all products of this process's rows."""
         rows, (x, grad, p) = self._rows(), self.of_all
         w1, w2 = (each.detach() for each in self.layer.parameters())
         groups, p = GroupedRows(rows.counts, rows.ends, rows.token_of), of_rows(p, rows)
@@ -112,12 +112,12 @@ class Training:
 
 
 def routes_of_all(experts: int, topk: int, tokens: int, skew: int, processes: int) -> Tensor:
-    """Different experts for each token of all processes, the same wherever it is called.
+    """Draw different experts for each token of all processes; every process draws the same.
 
-    With `skew` s the expert of place i among all, in random order, is as likely as 1 / (i + 1)^s.
+    With `skew` s, expert i in a random order of all experts has a probability proportional to 1 / (i + 1)^s.
     """
     g = torch.Generator().manual_seed(0)
     likely = (torch.arange(experts) + 1.0).pow(-skew)[torch.randperm(experts, generator=g)]
-    # The largest of log(p) + Gumbel noise are a draw without replacement.
+    # The top-k of log(p) + Gumbel noise is a draw without replacement.
     noise = -(-torch.rand(tokens * processes, experts, generator=g, dtype=torch.float32).log()).log()
     return (likely.log() + noise).topk(topk).indices

@@ -1,4 +1,4 @@
-"""Products of heads beside torch's BF16 einsum, and beside what DeepGEMM would take. Cold, on a GPU."""
+"""Products of heads compared with torch's BF16 einsum, and with an estimate of DeepGEMM. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Heads:
         self.operations, self.bytes = 2 * b * h * r * d, (b * h * r + h * d * r) + b * h * d * 2 + scales
 
     def calls(self) -> dict[str, Call]:
-        """All ways, by name."""
+        """Return every way, by name."""
         return {
             OURS: lambda: fp8_einsum(EXPRESSION, (self.a[0], self.laid), self.w, self.out),
             ROW_MAJOR: lambda: fp8_einsum(EXPRESSION, self.a, self.w, self.out),
@@ -68,7 +68,7 @@ class Heads:
         return torch.einsum(EXPRESSION, dequantized(self.a, 1).float(), dequantized(self.w, 128).float())
 
     def verdict(self, call: Call) -> Verdict:
-        """Let a call write to `out`, and judge that."""
+        """Run a call that writes to `out`, and judge the result."""
         self.out.fill_(torch.nan)
         call()
         return within(MOST_ERROR, float(calc_diff(self.out, self.right())))
@@ -88,7 +88,7 @@ COLUMNS_OF_PARTS = (table.shape("m x n x k"), table.ours(), *table.beside(ALONE,
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate products of heads, and products into the parts of heads."""
+    """Tabulate products of heads, and products that write parts of heads."""
     return [
         table.table_of("einsum", COLUMNS, table.lines_of(report, OURS, KIND)),
         table.table_of("products into parts of heads", COLUMNS_OF_PARTS, table.lines_of(report, OURS, INTO_HEADS)),

@@ -1,4 +1,4 @@
-"""Mixtures of experts beside their products alone, and beside torch's BF16 grouped products. Cold, on a GPU."""
+"""Mixtures of experts compared with their products alone, and with torch's BF16 grouped products. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ EXPERTS, QUICK_EXPERTS = (32, 128, 256), (32,)
 SIZES, QUICK_SIZES = ((7168, 2048), (4096, 1536)), ((7168, 2048),)
 CONTENDERS = (OURS, ALONE, BF16, EAGER)
 MOST_ERROR = 0.06
-"""Activations are rounded to FP8 twice on the way, which gives 0.04."""
+"""Activations are rounded to FP8 twice, which causes an error of 0.04."""
 
 Shape = tuple[int, int, int, int, int]
 """Experts, top-k, tokens, hidden, intermediate."""
 
 
 def shapes_of(*, quick: bool = False) -> list[Shape]:
-    """List the shapes to measure; shapes with the same weights follow each other."""
+    """List the shapes to measure; shapes with the same weights are consecutive."""
     experts, sizes, tokens = (QUICK_EXPERTS, QUICK_SIZES, QUICK_TOKENS) if quick else (EXPERTS, SIZES, TOKENS)
     return [(count, TOPK, m, *size) for size, count, m in product(sizes, experts, tokens)]
 
 
 class Weights(NamedTuple):
-    """Weights of all experts, and the same numbers in BF16."""
+    """Weights of all experts, and their values in BF16."""
 
     w1: Operand
     w2: Operand
     plain1: Tensor
     plain2: Tensor
     fp8: tuple[Operand, Operand] | None = None
-    """Nearly the same numbers in FP8, if `w1` and `w2` are FP4."""
+    """Nearly the same values in FP8, if `w1` and `w2` are FP4."""
 
 
 WeightsOf = Callable[[int, int, int, str], Weights]
@@ -137,7 +137,7 @@ class Experts:
         self.work = Work(self.kind, shape, operations, used * of_weights + 2 * tokens * hidden * 2)
 
     def contenders(self) -> Iterator[Layer]:
-        """All ways."""
+        """Yield every way."""
         x, ids, weights, (w1, w2, plain1, plain2, _) = self.x, self.topk_ids, self.topk_weights, self.weights
         yield Layer(OURS, lambda: public.experts(x, ids, weights, w1, w2, out=self.out), parts=layers.parts_of_experts)
         yield Layer(ALONE, self._products(), parts=lambda names: [FIRST, SECOND] if len(names) == 2 else None)
@@ -147,7 +147,7 @@ class Experts:
         yield Layer(EAGER, lambda: [call() for _, call in steps], steps=steps)
 
     def _products(self) -> Callable[[], None]:
-        """Return a call of both grouped products, whose operands are made beforehand."""
+        """Return a call of both grouped products, with operands made beforehand."""
         w1, w2 = self.weights.w1, self.weights.w2
         rows = expert_rows(self.topk_ids, w1[0].shape[0])
         h, y = self._buffers(rows)
@@ -170,13 +170,13 @@ class Experts:
     def judge(self, out: Tensor) -> tuple[float, str | None]:
         """Return the error of a result, and a sentence if it is wrong.
 
-        The result must equal the public parts' bit for bit, and be near a chain in BF16 that casts nothing to FP8.
+        The result must equal the public parts' result bit for bit, and be near a chain in BF16 without casts to FP8.
         """
         plain = self.weights.plain1, self.weights.plain2
         chains = chains_in_bf16(self.x, self.topk_ids, self.topk_weights, *plain, with_compiled=False)
         error = relative_error(out, dict(chains)["sum"]())
         if not torch.equal(out, right := self._by_parts()):
-            return error, f"wrong: {int((out != right).sum())} elements differ from the parts one by one"
+            return error, f"wrong: {int((out != right).sum())} elements differ from the separate parts"
         return error, None if error <= MOST_ERROR else f"wrong: relative error {error:.2g}, expected {MOST_ERROR}"
 
     def _by_parts(self) -> Tensor:
@@ -190,7 +190,7 @@ class Experts:
         return out
 
     def _buffers(self, rows: ExpertRows) -> tuple[Tensor, Tensor]:
-        """Room for what both products give."""
+        """Allocate the outputs of both products."""
         h, y = (
             torch.empty(rows.ids.shape[0], w[0].shape[1], dtype=torch.bfloat16, device=self.x.device)
             for w in (self.weights.w1, self.weights.w2)
@@ -211,7 +211,7 @@ COLUMNS = (
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate ours, and means of its ratios by weights."""
+    """Tabulate our times, and means of their ratios by weights."""
     lines = table.lines_of(report)
     ratios = (
         ((str(line.row.shape[0]), table.name_of(line.row.shape[3:])), (line.over(line.us(BF16)),)) for line in lines
@@ -223,7 +223,7 @@ def tables(report: Report) -> list[Table]:
 def bench_of(
     make: type[Experts], weights_of: WeightsOf, shapes_of: Callable[..., list[Shape]], example: str, **more: Any
 ) -> Bench:
-    """State the bench of a kind of mixtures."""
+    """Make the bench of a kind of mixtures."""
     plan = planned(shapes_of, partial(measure, make, weights_of), (len(example.split(",")),), example)
     return Bench(make.kind, plan=plan, **more)
 

@@ -1,6 +1,6 @@
 """A mixture of experts as chains of torch operations: BF16 with `grouped_mm`, and our products with casts in torch.
 
-The host reads no value of a GPU, so all of them can be captured in graphs.
+The host does not wait for the GPU, so every way can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..casts import cast_by_torch
 from .layers import ACTIVATION, CAST, FIRST, GATHER, ROUTING, SECOND, Steps
 
 MOST_COMPILED = 256
-"""Shapes that one function may be compiled for. Torch's default, 8, would run further ones uncompiled."""
+"""Most shapes that one function is compiled for. Above torch's default of 8, further shapes would run uncompiled."""
 
 
 class Routes(NamedTuple):
     """Routes sorted by expert."""
 
     ids: Tensor
-    """Experts of the rows."""
+    """The expert of each row."""
     token_of: Tensor
     row_of: Tensor
     """`[tokens * topk]`: the row of each route."""
@@ -36,7 +36,7 @@ class Routes(NamedTuple):
 
 
 def routes_of(topk_ids: Tensor, num_experts: int) -> Routes:
-    """Sort routes by expert; each has one."""
+    """Sort routes by expert; every route has an expert."""
     ids, order = topk_ids.flatten().to(torch.int32).sort(stable=True)
     rows = torch.arange(ids.numel(), device=ids.device)
     row_of = torch.empty_like(rows).scatter_(0, order, rows)
@@ -46,13 +46,13 @@ def routes_of(topk_ids: Tensor, num_experts: int) -> Routes:
 
 
 def activated(h: Tensor) -> Tensor:
-    """BF16 silu(gate) * up."""
+    """Compute silu(gate) * up in BF16."""
     gate, up = h.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
 def summed(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum of each token's rows, in FP32, rounded once."""
+    """Sum up each token's weighted rows in FP32, and round once."""
     rows = y.index_select(0, row_of).view(*weights.shape, -1)
     return (rows.float() * weights[..., None]).sum(dim=1).to(y.dtype)
 
@@ -73,7 +73,7 @@ def summed_by_adding(y: Tensor, routes: Routes, weights: Tensor) -> Tensor:
 def chains_in_bf16(
     x: Tensor, topk_ids: Tensor, weights: Tensor, w1: Tensor, w2: Tensor, *, with_compiled: bool = True
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Ways to compute the layer in BF16, by name."""
+    """Yield ways to compute the layer in BF16, by name."""
     num_experts = w1.shape[0]
 
     def rows(act: Callable[[Tensor], Tensor]) -> tuple[Tensor, Routes]:
@@ -94,7 +94,7 @@ def chains_in_bf16(
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compile a function for each shape that it meets."""
+    """Compile a function for each new shape of its arguments."""
     if function not in _COMPILED:
         torch._dynamo.config.recompile_limit = MOST_COMPILED
         _COMPILED[function] = torch.compile(function, dynamic=False)
@@ -105,7 +105,7 @@ _COMPILED: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}
 
 
 def steps_with_casts(x: Tensor, topk_ids: Tensor, weights: Tensor, w1: Operand, w2: Operand, out: Tensor) -> Steps:
-    """The layer by our products, with everything between them in eager torch, as it was before there were kernels."""
+    """List the layer's steps with our products, but all other work in eager torch, as before there were kernels."""
     now: dict[str, Any] = {}
     num_experts = w1[0].shape[0]
 

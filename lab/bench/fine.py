@@ -32,15 +32,15 @@ SAID: dict[str, dict[str, Any]] = {
     f"{OURS}_64x64": {"recipe": (1, 64, 64)},
     f"{OURS}_1x32": {"recipe": (1, 1, 32)},
 }
-"""Recipes that a caller states for fine scales, by contender."""
+"""Recipes that a caller passes for fine scales, by contender."""
 SIDES = {
     name: scales_of((said.get("recipe"), said.get("recipe_a"), said.get("recipe_b")))
     for name, said in {USUAL: {}, **SAID}.items()
 }
-"""How A and B are scaled."""
+"""Scales of A and B, by contender."""
 OUTPUTS = {name: Output(sfa=of_a, sfb=of_b) for name, (of_a, of_b) in SIDES.items()}
 TRANSFORMERS = "transformers==5.3.0"
-"""The last release whose wheel has a Triton kernel for blocks of any size: later ones load it from a hub."""
+"""The last release whose wheel has a Triton kernel for blocks of any size: later releases load it from a hub."""
 METHOD = (
     "fine scales: normal numbers; scales FP32, those of B but 128x128 rounded up to powers of two, which fold, of "
     "A and of B's rows m-major; deep_gemm_*: our products of one weight, named by B's scales, and A's where they "
@@ -48,13 +48,13 @@ METHOD = (
     f"w8a8_block_fp8_matmul_triton of {TRANSFORMERS}, 32x32"
 )
 FITTED = frozenset({(4096, 7168), (7168, 2048), (7168, 16384)})
-"""Weights `(n, k)` that tiles and their cost were tuned to."""
+"""Weights `(n, k)` that were used to tune tiles and their cost."""
 RANKS = (1, 2, 4, 8)
 MS = (1, 16, 64, 256, 1024, 4096)
 ROWS = (4, 16, 48, 256)
 """Rows of each group."""
 GROUPS = ((8, 4096, 7168), (8, 7168, 2048), (32, 3072, 3072), (32, 3072, 1536), (48, 4608, 5120), (48, 5120, 2304))
-"""Experts `(groups, n, k)`: two that tiles were tuned to, and the experts that one of eight ranks has of a model."""
+"""Experts `(groups, n, k)`: two that tiles were tuned to, and a model's experts on one of eight ranks."""
 QUICK: dict[str, tuple[Shape, ...]] = {
     FINE_DENSE: ((1, 4608, 5120), (16, 5120, 288), (64, 576, 5120), (1024, 4096, 7168), (4096, 4608, 5120)),
     "fine_masked": ((8, 16, 4096, 7168), (32, 48, 3072, 1536)),
@@ -62,7 +62,7 @@ QUICK: dict[str, tuple[Shape, ...]] = {
 
 
 def dense_weights() -> list[tuple[int, int]]:
-    """List the weights `(n, k)`, small ones first: two models' as 1, 2, 4 or 8 ranks have them, and `FITTED`.
+    """List the weights `(n, k)` by size: two models' weights on 1, 2, 4 or 8 ranks, and `FITTED`.
 
     DeepSeek-V4.1-Flash: its hidden size and shared expert are known; the rest is taken from DeepSeek-V4-Flash.
     MiniMax-M3: it is known that all its scales are 1x32; the rest is taken from MiniMax-M2.
@@ -78,7 +78,7 @@ def dense_weights() -> list[tuple[int, int]]:
 
 
 def all_cases(kind: str) -> list[Case]:
-    """List the cases of a kind; cases with the same weights follow each other."""
+    """List the cases of a kind; cases with the same weights are consecutive."""
     if kind == FINE_DENSE:
         shapes: list[Shape] = [(m, n, k) for n, k in dense_weights() for m in MS]
     else:
@@ -87,7 +87,7 @@ def all_cases(kind: str) -> list[Case]:
 
 
 class Weights:
-    """Weights of groups in BF16, and in FP8 by their scales."""
+    """Weights of groups in BF16, and in FP8 for each kind of scales."""
 
     def __init__(self, groups: int, n: int, k: int) -> None:
         self.plain = torch.randn(groups, n, k, dtype=torch.bfloat16)
@@ -95,7 +95,7 @@ class Weights:
 
 
 def quantized(w: Tensor, of: Scales) -> Operand:
-    """Cast a weight as its checkpoint and its loader do."""
+    """Cast a weight like its checkpoint and its loader."""
     fine = of != PER_BLOCK
     if of.rows > 1:
         return per_block_cast_to_fp8(w, fine, of.columns)
@@ -106,7 +106,7 @@ weights_of = kept(Weights)
 
 
 def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
-    """Make random activations of a case, and its contenders."""
+    """Make random activations for a case, and its contenders."""
     groups, rows, n, k = case.shape if case.sizes else (1, *case.shape)
     weights, places = weights_of(groups, n, k, device), places_of(case)
     torch.manual_seed(1)
@@ -135,12 +135,12 @@ def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
 
 
 def numbers(operand: Operand, of: Scales) -> Tensor:
-    """Give the numbers that FP8 values `[rows, k]` stand for in FP64."""
+    """Convert FP8 values `[rows, k]` and their scales to FP64 numbers."""
     return cast_back_from_fp8(*operand, of.columns).double()
 
 
 def _plain(x: Tensor, w: Tensor, places: Sequence[tuple[int, Any]], ends: Tensor) -> Contender:
-    """Multiply in BF16. Rows of groups are put together first, so that only rows of groups are multiplied."""
+    """Multiply in BF16. The rows of groups are joined first, so that no other rows are multiplied."""
     together = torch.cat([x[at] for _, at in places])
 
     def call() -> Tensor:
@@ -154,7 +154,7 @@ def _plain(x: Tensor, w: Tensor, places: Sequence[tuple[int, Any]], ends: Tensor
 
 
 def _by_triton(a: Operand, b: Operand, of_b: Scales) -> Callable[[], Tensor]:
-    """Call the rival. If it lacks something, its first call says so, and the others are still measured."""
+    """Return a call of the rival. Without transformers its first call raises; the other contenders are measured."""
 
     def call() -> Tensor:
         has_it = importlib.util.find_spec("transformers") is not None
@@ -168,7 +168,7 @@ def _by_triton(a: Operand, b: Operand, of_b: Scales) -> Callable[[], Tensor]:
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate products with fine scales, each beside 128x128 and BF16, and means of ratios by rows."""
+    """Tabulate products with fine scales beside 128x128 and BF16, and means of ratios by rows."""
     scales = {name: name.removeprefix(f"{OURS}_") for name in SAID}
     columns = [table.shape("shape"), table.ours("128x128"), table.time(BF16, "bf16")]
     for name, of_scales in scales.items():

@@ -26,12 +26,12 @@ from .report import Report, Row
 
 FP8, HUMMING, VLLM = f"{OURS}_fp8", "humming", "vllm"
 SHORT = {READ: "read", FP8: "fp8"}
-"""Names of contenders that are long for a table."""
+"""Short names of contenders for tables."""
 PARTS = {True: "judged", False: "fitted", None: ""}
 PRODUCT = "product"
-"""The part of a rival's call that is its longest kernel."""
+"""The part of a rival's call that its longest kernel takes."""
 FEW, MANY, LARGE_BYTES = 64, 1024, 29e6
-"""Rows at which means of ratios are split. Up to FEW rows they are split again, at these bytes of a weight in FP8."""
+"""Numbers of rows that separate the means of ratios. Up to FEW rows, weights are also split at this FP8 size."""
 METHOD = (
     "FP4: normal weights by quantize_mxfp4, scales as words; deep_gemm_fp8: our product of the same shape with weights "
     "in FP8, 128x128; bulk_read: a kernel that brings as many bytes as the FP4 product must move from DRAM into shared "
@@ -52,7 +52,7 @@ FITTED = frozenset(
         (5120, 2304),
     }
 )
-"""Weights `(n, k)` that tiles and their cost were tuned to."""
+"""Weights `(n, k)` that were used to tune tiles and their cost."""
 MS = (1, 4, 16, 64, 128, 512, 1024, 4096)
 ROWS = {"fp4_masked": (4, 16, 48, 256), "fp4_contiguous": (64, 256, 1024)}
 """Rows of each group."""
@@ -67,7 +67,7 @@ QUICK: dict[str, tuple[Shape, ...]] = {
 
 
 def all_cases(kind: str) -> list[Case]:
-    """List the cases of a kind; cases with the same weights follow each other."""
+    """List the cases of a kind; cases with the same weights are consecutive."""
     weights = [each for model in MODELS.values() for each in model.weights(1, RANKS) if each.is_fp4]
     if kind == FP4_DENSE:
         new = sorted({(each.n, each.k) for each in weights} - FITTED, key=lambda each: (each[0] * each[1], each))
@@ -80,7 +80,7 @@ def all_cases(kind: str) -> list[Case]:
 
 
 class Weights:
-    """Weights of groups, in FP4 and in FP8."""
+    """Weights of groups in FP4 and in FP8."""
 
     def __init__(self, groups: int, n: int, k: int) -> None:
         fp4, fp8 = [], []
@@ -93,16 +93,16 @@ class Weights:
         self.fp4, self.fp8 = (self.packed, words_of(self.exponents)), (values, scales)
 
     def numbers_of_fp4(self, group: int) -> Tensor:
-        """Give the numbers of a group in FP64."""
+        """Return the numbers of a group in FP64."""
         return cast_back_from_fp4(self.packed[group], self.exponents[group], COLUMNS).double()
 
     def numbers_of_fp8(self, group: int) -> Tensor:
-        """Give the numbers of a group of the FP8 weight."""
+        """Return the numbers of a group of the FP8 weight in FP64."""
         return dequantized((self.fp8[0][group], self.fp8[1][group]), 128)
 
     @cached_property
     def humming(self) -> Any:
-        """Make the rival's layer of the first group."""
+        """Make the rival's layer for the first group."""
         if importlib.util.find_spec("humming") is None:
             raise NotImplementedError("humming-kernels is not installed: pip install humming-kernels==0.1.19")
         _, n, half_k = self.packed.shape
@@ -123,7 +123,7 @@ weights_of = kept(Weights)
 
 
 def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
-    """Make random activations of a case, and its contenders. Both kinds of weights go through the same function."""
+    """Make random activations for a case, and its contenders. One function serves both kinds of weights."""
     groups, rows, n, k = case.shape if case.sizes else (1, *case.shape)
     weights = weights_of(groups, n, k, device)
     torch.manual_seed(1)
@@ -151,7 +151,7 @@ def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate products or layers and means of ratios by rows; "alone" is the rival's product without its cast."""
+    """Tabulate products or layers and mean ratios by rows; "alone" is the rival's product without its cast."""
     names = {row.contender for row in report.rows}
     rivals = {name: SHORT.get(name, name) for name in (READ, FP8, BF16, HUMMING, VLLM) if name in names or name == READ}
     columns = [table.shape("shape"), table.ours()]
@@ -177,7 +177,7 @@ def _alone_us(line: table.Line) -> float | None:
 
 
 def rows_of(row: Row) -> str:
-    """Name the regime of a shape by its rows, of each group, or its tokens; FP4's few rows by the bytes in FP8 too."""
+    """Name a shape's regime by its rows (of each group) or tokens; for few rows of FP4 also by the bytes in FP8."""
     rows = row.shape[0 if row.kind.endswith("_dense") else 2 if row.kind.endswith("_experts") else 1]
     if rows > FEW:
         return f"to {MANY - 1}" if rows < MANY else f"from {MANY}"

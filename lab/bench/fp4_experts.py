@@ -1,4 +1,4 @@
-"""Mixtures of experts with FP4 weights beside FP8 ones and a read of the weights in use. Cold, on a GPU."""
+"""Mixtures of experts with FP4 weights compared with FP8 weights and a read of the weights in use. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AIMED_AT = (48, 8, 6144, 2048)
 
 
 def shapes_of(*, quick: bool = False) -> list[experts.Shape]:
-    """List the shapes to measure: the experts that one of eight ranks has of each model."""
+    """List the shapes to measure: each model's experts on one of eight ranks."""
     models = dict.fromkeys(
         (each.experts // RANKS, each.experts_per_token, each.hidden, each.expert_width)
         for each in MODELS.values()
@@ -71,7 +71,7 @@ class Fp4Experts(experts.Experts):
     kind: ClassVar[str] = "fp4_experts"
 
     def contenders(self) -> Iterator[Layer]:
-        """All ways."""
+        """Yield every way."""
         given = self.x, self.topk_ids, self.topk_weights
         assert self.weights.fp8 is not None
         ways = ((OURS, (self.weights.w1, self.weights.w2), self.out), (FP8, self.weights.fp8, self.out_of_eager))

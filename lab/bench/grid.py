@@ -1,22 +1,22 @@
-"""Shapes of many models that nothing here was tuned to: one part for a fit, the rest to judge it by.
+"""Shapes of many models that no choice was tuned to: one part for fitting, the rest for judging the fit.
 
-The rule for dense shapes, stated here alone:
+The rule for dense shapes, stated only here:
 
-- Weights `[n, k]` come from each model in `cli/models.py` and from the dense models below, as one of 1, 2, 4 or 8
-  ranks has them, experts' too, each once. If a number of ranks cannot share a model, it is left out for that model.
-  Weights of `cases.all_cases` are left out, and those that the cost model was fitted to: choices were tuned to them.
-- In order of their bytes, every second weight is taken. It gets three m, seven places apart in `MS`; the next one
-  begins a place further, so that small and large weights meet every m. Products above `MOST_OPERATIONS` are left out.
-- Every fifth weight taken is for fitting, with all its m. The others are for judging alone.
+- Weights `[n, k]` are the weights of one of 1, 2, 4 or 8 ranks of each model in `cli/models.py` and of the dense
+  models below, experts' weights included, each once. Numbers of ranks that cannot share a model are left out.
+  Weights of `cases.all_cases`, and weights that the cost model was fitted to, are left out: choices were tuned to them.
+- Every second weight, in order of bytes, is used with three values of m, seven positions apart in `MS`. The next
+  weight starts one position later, so that small and large weights meet every m. Products above `MOST_OPERATIONS`
+  are left out. Every fifth used weight is for fitting, with all its m; the others are only for judging.
 
-And for groups:
+The rule for groups:
 
-- Weights `[n, k]` of experts in FP8 come from each model in `cli/models.py`. Either 1, 8 or 32 ranks share out whole
+- Weights `[n, k]` are FP8 weights of experts of each model in `cli/models.py`. Either 1, 8 or 32 ranks share out whole
   experts, or each of 2, 4 or 8 ranks has a part of every expert. Weights that choices were tuned to are left out.
-- In order of their bytes, every second gets three kinds of groups with rows of each on average from `ROWS`, five
-  places apart; the next weight begins with the next kind, a place further. Products above `MOST_OPERATIONS` are left
-  out, and so are products whose largest tensor takes more than `MOST_BYTES`.
-- Every fifth weight taken is for fitting.
+- Every second weight, in order of bytes, is used with three kinds of groups, whose average rows are five positions
+  apart in `ROWS`; the next weight starts with the next kind, one position later. Products above `MOST_OPERATIONS`
+  are left out, and products whose largest tensor exceeds `MOST_BYTES`.
+- Every fifth used weight is for fitting.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from deep_gemm.core.check.layout import align
 MS = (1, 3, 7, 16, 24, 48, 80, 128, 150, 200, 320, 500, 700, 1000, 1500, 2300, 3000, 4096, 5000, 8192)
 RANKS = (1, 2, 4, 8)
 EVERY = 2
-"""Step through the sorted weights: one in this many is taken."""
+"""Every second of the sorted weights is used."""
 MS_OF_A_WEIGHT, MS_APART = 3, 7
 FITTED_EVERY = 5
 MOST_OPERATIONS = 2e12
-"""A slower product's FP64 check would take a large part of the run."""
+"""The FP64 check of a slower product would take a large part of the run."""
 MOST_BYTES = 8 << 30
 ROOM = 4096
-"""Rows that each group of a masked product has room for."""
+"""Rows that each group of a masked product has space for."""
 GROUPED_KINDS = ("contiguous", "contiguous_uneven", "masked", "k_grouped")
 ROWS = (2, 5, 12, 24, 50, 100, 180, 300, 500, 800, 1300, 2500)
-"""Rows of each group on average; along k its depth in whole blocks, at least one."""
+"""Average rows of each group; along k, average depth rounded to whole blocks, at least one."""
 EXPERT_RANKS, WIDTH_RANKS = (1, 8, 32), (2, 4, 8)
 
 
@@ -52,14 +52,14 @@ class DenseModel(NamedTuple):
     mlp_width: int
 
     def weights(self, tp: int) -> Iterator[Weight]:
-        """Weights of a layer, as one of `tp` ranks has them."""
+        """Yield the weights of a layer for one of `tp` ranks."""
         yield from self.attention.weights(self.hidden, tp)
         width = blocks_shared("width of a layer", self.mlp_width, tp)
         yield Weight("gate and up", 2 * width, self.hidden)
         yield Weight("down", self.hidden, width)
 
 
-# Sizes of `config.json` beside the weights of this name.
+# Sizes from the `config.json` of each model.
 DENSE_MODELS = {
     "Qwen/Qwen3-0.6B": DenseModel(1024, Grouped(16, 8, 128), 3072),
     "Qwen/Qwen3-1.7B": DenseModel(2048, Grouped(16, 8, 128), 6144),
@@ -73,14 +73,14 @@ DENSE_MODELS = {
 
 
 class GridShape(NamedTuple):
-    """One shape, and the part that it belongs to."""
+    """One shape, and its part: for judging or for fitting."""
 
     shape: tuple[int, int, int]
     is_judged: bool
 
 
 def grid(tuned_to: Collection[tuple[int, ...]]) -> list[GridShape]:
-    """The shapes whose weights `[n, k]` are not in `tuned_to`."""
+    """List the shapes whose weights `[n, k]` are not in `tuned_to`."""
     found = []
     for place, (n, k) in enumerate([each for each in all_weights() if each not in tuned_to][::EVERY]):
         for turn in range(MS_OF_A_WEIGHT):
@@ -99,7 +99,7 @@ class GroupedShape(NamedTuple):
 
 
 def grouped_grid(tuned_to: Collection[tuple[int, ...]]) -> list[GroupedShape]:
-    """The grouped shapes whose weights `[n, k]` are not in `tuned_to`."""
+    """List the grouped shapes whose weights `[n, k]` are not in `tuned_to`."""
     found = []
     weights = [each for each in expert_weights() if each[1:] not in tuned_to]
     for place, (groups, n, k) in enumerate(weights[::EVERY]):
@@ -120,7 +120,7 @@ def grouped_grid(tuned_to: Collection[tuple[int, ...]]) -> list[GroupedShape]:
 
 
 def expert_weights() -> list[tuple[int, int, int]]:
-    """Sizes `(groups, n, k)` of the FP8 weights of experts of all models, in order of their bytes."""
+    """List the sizes `(groups, n, k)` of all models' FP8 weights of experts, in order of bytes."""
     found = {
         (weight.num_groups, weight.n, weight.k)
         for model in MODELS.values()
@@ -132,7 +132,7 @@ def expert_weights() -> list[tuple[int, int, int]]:
 
 
 def all_weights() -> list[tuple[int, int]]:
-    """Sizes `(n, k)` of the FP8 weights of all models, in order of their bytes."""
+    """List the sizes `(n, k)` of all models' FP8 weights, in order of bytes."""
     found = {
         (weight.n, weight.k)
         for weights_of in (each.weights for models in (MODELS, DENSE_MODELS) for each in models.values())

@@ -1,4 +1,4 @@
-"""The product of hyper-connections: ours beside torch, a copy, and what DeepGEMM would take. Cold, on a GPU."""
+"""The product of hyper-connections compared with torch, a copy, and an estimate of DeepGEMM. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHOD = (
     "results checked against FP64 sums on the same GPU"
 )
 NUMBERS = 4
-"""Numbers of a shape."""
+"""A shape has this many numbers."""
 MOST_DIFFERENCE = 1e-8
 SHAPES: tuple[Shape, ...] = tuple(
     (m, 24, k, splits) for splits in (0, 16) for k in (7168, 7680, 28672) for m in (13, 137, 1024, 4096, 8192)
@@ -29,7 +29,7 @@ SHAPES: tuple[Shape, ...] = tuple(
 
 
 def problem(shape: Shape, device: str = "cuda") -> HcProblem:
-    """Random operands, and outputs."""
+    """Make random operands, and outputs."""
     m, n, k, splits = shape
     torch.manual_seed(0)
     a = torch.randn(m, k, device=device, dtype=torch.float32).bfloat16()
@@ -49,7 +49,7 @@ def work_of(shape: Shape, device: str = "cuda") -> Work:
 
 
 def in_torch(p: HcProblem) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by torch: a product in TF32 and a sum, of each split."""
+    """Compute the same in torch: a TF32 product and a sum for each split."""
     splits, wide = p.d.shape[0], p.a.float()
     parts = zip(wide.tensor_split(splits, 1), p.b.tensor_split(splits, 1), strict=True)
     products = torch.stack([in_tf32(rows, vectors) for rows, vectors in parts])
@@ -57,18 +57,18 @@ def in_torch(p: HcProblem) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def difference(p: HcProblem) -> float:
-    """Say how far ours is from the reference on the same device, in D or the sums of squares."""
+    """Return the larger difference of D and the sums of squares from the reference on the same device."""
     p.d.fill_(torch.nan), p.sqr_sum.fill_(torch.nan)
     compute(p)
     right = p._replace(d=torch.empty_like(p.d), sqr_sum=torch.empty_like(p.sqr_sum))
     hc_prenorm(right)
     differences = calc_diff(p.d, right.d), calc_diff(p.sqr_sum, right.sqr_sum)
-    return float(torch.stack(differences).max())  # NaN if either is
+    return float(torch.stack(differences).max())  # NaN if either one is NaN
 
 
 KINDS = Kinds(
     {"hc_prenorm": Kind(SHAPES, SHAPES[:15:5], work_of)},
     completed=lambda shape: shape if len(shape) == NUMBERS else (*shape, 0),
 )
-"""Without a number of splits a shape asks for a single result."""
+"""A shape without a number of splits means a single result."""
 BENCH = KINDS.bench("hc", METHOD, "4096,24,7168,16", (OURS, EAGER, COPY), attention.tables, (NUMBERS - 1, NUMBERS))

@@ -1,4 +1,4 @@
-"""Host time of a call: how long the caller's thread is busy with it. Problems are tiny, so that the GPU keeps up."""
+"""Host time of a call: how long it occupies the caller's thread. Problems are tiny, so that the GPU keeps up."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def measure(*, add: Add, announce: Announce) -> None:
 
 
 def in_turn(calls: Sequence[Call], rounds: int = ROUNDS, in_a_row: int = CALLS) -> list[Spread]:
-    """Microseconds of each of these calls, made many times in a row, one after the other in every round.
+    """Time each of these calls, in microseconds. Each round makes every call many times in a row, in turn.
 
-    So if the machine is slow at first, or now and then, all calls are slowed alike.
+    So a machine that is slow at first, or now and then, slows all calls equally.
     """
     for call in calls:
         for _ in range(in_a_row):
@@ -96,7 +96,7 @@ def in_turn(calls: Sequence[Call], rounds: int = ROUNDS, in_a_row: int = CALLS) 
 
 
 def first_calls(calls: Sequence[Call]) -> Spread:
-    """Microseconds of these calls, each made once. The first is not timed: it makes sure that the kernel is loaded."""
+    """Time these calls, each made once, in microseconds. The first call loads the kernel and is not timed."""
     calls[0]()
     times = []
     with _no_garbage_collection():
@@ -110,7 +110,7 @@ def first_calls(calls: Sequence[Call]) -> Spread:
 
 
 def layer_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
-    """Name, shape and call of a launch, and of layers and functions that launch several kernels, on tiny problems."""
+    """Yield name, shape and call of a launch, and of layers and functions with several kernels, on tiny problems."""
     torch.manual_seed(0)
     x, w = (torch.randn(rows, K, device=device, dtype=torch.bfloat16) for rows in (M, N))
     if device == "cuda":
@@ -172,7 +172,7 @@ def _bare_launch(x: Tensor) -> Call:
 
 
 def public_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
-    """Name, shape and call of every public product on a tiny problem, and then of torch's products."""
+    """Yield name, shape and call of every public product on a tiny problem, and then of torch's products."""
     torch.manual_seed(0)
     x, y = (torch.randn(rows, K, device=device, dtype=torch.bfloat16) for rows in (M, N))
     a, b, b_rows = m_major(per_token_cast_to_fp8(x)), per_block_cast_to_fp8(y), m_major(per_token_cast_to_fp8(y))
@@ -219,7 +219,7 @@ def _grouped_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
 
 
 def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
-    """Calls that differ only in m and run the same kernel. The first is for loading the kernel."""
+    """Make calls that differ only in m and run the same kernel. The first call loads the kernel."""
     ms = _new_ms(lambda m: select(Sizes(m, N, K), Output(), H200), count)
     b = per_block_cast_to_fp8(torch.randn(N, K, device=device, dtype=torch.float32))
     operands = []
@@ -230,7 +230,7 @@ def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
 
 
 def calls_with_new_m_of_bf16(device: str, count: int = NEW_MS) -> list[Call]:
-    """The same of BF16 products."""
+    """Make calls of BF16 products that differ only in m."""
     ms = _new_ms(lambda m: select_bf16(m, N, K, OUTPUTS_OF[BF16_OPERANDS][0], Majors(), H200), count)
     b = torch.randn(N, K, device=device, dtype=torch.float32).bfloat16()
     operands = [[torch.randn(m, size, device=device, dtype=torch.float32).bfloat16() for size in (K, N)] for m in ms]
@@ -244,7 +244,7 @@ def _new_ms(config_of: Callable[[int], object], count: int) -> list[int]:
 
 
 def calls_with_new_weight(device: str, count: int = NEW_WEIGHTS) -> list[Call]:
-    """Calls whose weights differ in n and k and that run the same kernel. The first is for loading the kernel."""
+    """Make calls whose weights differ in n and k and that run the same kernel. The first call loads the kernel."""
     sizes = ((n, k) for k in range(4096, 8192, 128) for n in range(512, 4096, 64))
     first = next(sizes)
     config = select(Sizes(M, *first), Output(), H200)
@@ -253,7 +253,7 @@ def calls_with_new_weight(device: str, count: int = NEW_WEIGHTS) -> list[Call]:
         is_new = len(new) <= count and n != new[-1][0] and k != new[-1][1]
         if is_new and select(Sizes(M, n, k), Output(), H200) == config:
             new.append((n, k))
-    menu_of.cache_clear()  # choosing is a part of the first call
+    menu_of.cache_clear()  # the first call includes the choice
     calls: list[Call] = []
     for n, k in new:
         a = m_major(per_token_cast_to_fp8(torch.randn(M, k, device=device, dtype=torch.float32)))

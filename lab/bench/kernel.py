@@ -1,4 +1,4 @@
-"""`python -m lab bench kernel`: the launches of a kernel on the problem of a trial, cold, one kernel or all."""
+"""The command `python -m lab bench kernel`: time the launches of one kernel or all, on trials' problems, cold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVICE = "cuda"
 
 
 def run(name: str | None, config: str | None, settings: Sequence[str]) -> bool:
-    """Time a kernel, or all that one GPU runs, and print a table. Tell whether all results were right."""
+    """Time a kernel, or all kernels of one GPU, and print a table. Return whether all results were right."""
     named = [kernel_named(name)] if name is not None else all_kernels().values()
     flush, console = L2Flush(), make_console()
     table = Table(box=None, pad_edge=False)
@@ -48,15 +48,15 @@ def run(name: str | None, config: str | None, settings: Sequence[str]) -> bool:
 
 
 def timed(trial: Trial, flush: L2Flush) -> tuple[Spread, float]:
-    """Check a trial's results, and time its launches; the error is given as a part of the allowed one."""
+    """Check a trial's results, and time its launches; return the error as a fraction of the allowed error."""
     with kept() as made:
         part = trial.run()
-    calls = recorded(made[0], flush)  # a second one, if any, belongs to the comparison
+    calls = recorded(made[0], flush)  # a second item, if any, is the comparison's
     return Spread.of([busy_us([each for each in call if not each.name.startswith("Memcpy")]) for call in calls]), part
 
 
 def recorded(memory: GpuMemory, flush: L2Flush) -> list[Kernels]:
-    """Repeat the launches, each time on memory as it was before the first and with the L2 evicted."""
+    """Repeat the launches, each time from the original memory and with the L2 evicted."""
 
     def work() -> None:
         for _ in range(LEADING_FILLS):
@@ -65,6 +65,6 @@ def recorded(memory: GpuMemory, flush: L2Flush) -> list[Kernels]:
             memory.restore()
             flush()
             memory.launch_again()
-        memory.restore()  # a copy follows every call: the profiler must see the same of each
+        memory.restore()  # the profiler must see the same copy after every call
 
     return kernels_of_calls(profiled(work), flush.name, [LAUNCH] * REPEATS)[LAUNCH]

@@ -1,4 +1,4 @@
-"""Kinds of work that are timed cold: their shapes, the maker of a shape's work, and the checks of its contenders."""
+"""Kinds of work that are timed cold: their shapes, the maker of a shape's work, and checks of the contenders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .timing import L2Flush, cold
 
 Call = Callable[[], Any]
 Verdict = tuple[float | None, str | None]
-"""The error of a contender's result, and why it is wrong; each may be None."""
+"""The error of a contender's result, and the reason if it is wrong; each may be None."""
 METHOD = (
     "GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, contenders "
     "of a shape interleaved in one process in rotating order, median, least and most"
@@ -29,7 +29,7 @@ METHOD = (
 
 
 class Work(NamedTuple):
-    """A work of one shape: its size, the calls of its contenders, and the checks of some of them, by name."""
+    """The work of one shape: its size, the calls of its contenders, and checks for some contenders, by name."""
 
     operations: int | None
     bytes: int
@@ -38,7 +38,7 @@ class Work(NamedTuple):
 
     @property
     def floor_us(self) -> float | None:
-        """A lower limit of its time; a work that multiplies nothing has none."""
+        """Return a lower limit of its time, or None for a work without a product."""
         return None if self.operations is None else round(floor_of(self.operations, self.bytes), 3)
 
 
@@ -51,27 +51,27 @@ class Kind(NamedTuple):
 
 
 def within(most: float, error: float) -> Verdict:
-    """Judge a difference from the right result; NaN is wrong."""
+    """Judge a difference from the right result; NaN counts as wrong."""
     return error, None if error <= most else f"wrong: difference {error:.2g}, expected at most {most}"
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """Kinds that one bench measures."""
+    """The kinds that one bench measures."""
 
     by_name: Mapping[str, Kind]
     repeats: int = 20
     seconds: float | None = None
-    """Time limit for a shape: slow calls are repeated less often."""
+    """Time limit for a shape: slow calls are repeated fewer times."""
     cool_seconds: float = 0.0
-    """Pause before each shape: a GPU that a long shape has warmed runs the next one at a lower clock."""
+    """Pause before each shape: after a long shape a warm GPU would run the next one at a lower clock."""
     with_yardsticks: bool = True
     outputs: Sequence[Output] = ()
-    """Outputs of our dense products, whose kernels are compiled ahead, on all processors."""
+    """Outputs of our dense products; their kernels are compiled beforehand, on all processors."""
     takes_new: bool = True
-    """A shape that no kind lists goes to the first kind whose shapes have equally many numbers."""
+    """A shape that no kind lists belongs to the first kind whose shapes have the same number of sizes."""
     completed: Callable[[Shape], Shape] = lambda shape: shape
-    """Completes a requested shape."""
+    """Fills in missing sizes of a requested shape."""
 
     def bench(
         self,
@@ -82,12 +82,12 @@ class Kinds:
         tables: Callable[[Report], Iterable[Table | str]],
         lengths: Sequence[int] = (),
     ) -> Bench:
-        """Make the bench of these kinds. A shape has as many numbers as a listed one, or as `lengths` says."""
+        """Make the bench of these kinds. `lengths`: allowed numbers of sizes in a shape, by default the listed ones."""
         method += f"; {yardsticks.METHOD}" if self.with_yardsticks else ""
         return Bench(name, f"{name}: {METHOD}; {method}", self.plan(example, lengths), tables, contenders=contenders)
 
     def plan(self, example: str, lengths: Sequence[int] = ()) -> Callable[[Asked], Steps]:
-        """Plan the listed shapes, or given shapes like the example."""
+        """Plan the listed shapes, or given shapes in the form of the example."""
         lengths = lengths or sorted({len(shape) for _, shape in self.shapes_of()})
         return planned(self.shapes_of, self.measure, lengths, example, self.chosen)
 
@@ -98,14 +98,14 @@ class Kinds:
         ]
 
     def chosen(self, shapes: Sequence[Shape]) -> list[tuple[str, Shape]]:
-        """List these shapes, each of every kind that has it."""
+        """List these shapes, each once for every kind that lists it."""
         found, new = [], {}
         for name, shape in reversed(self.shapes_of()):
             new[len(shape)] = name
         for shape in map(self.completed, shapes):
             listed = [each for each in self.shapes_of() if each[1] == shape]
             if not listed and not self.takes_new:
-                raise ValueError(f"shapes: expected some that are measured, got {','.join(map(str, shape))!r}")
+                raise ValueError(f"shapes: expected listed shapes, got {','.join(map(str, shape))!r}")
             found += listed or [(new[len(shape)], shape)]
         return found
 
@@ -126,7 +126,7 @@ class Kinds:
         )
 
     def rows_of(self, kind: str, shape: Shape, work: Work, flush: L2Flush, only: Sequence[str] = ()) -> list[Row]:
-        """Check and time the contenders of a work. One that fails leaves its reason."""
+        """Check and time the contenders of a work. A contender that fails leaves the reason in its row."""
         calls: dict[str, Call] = {}
         failed: dict[str, str] = {}
         for name, call in work.calls.items():
@@ -155,5 +155,5 @@ class Kinds:
 
 
 def of_ours(error: Callable[[], float], most: float) -> dict[str, Callable[[], Verdict]]:
-    """Check our result by its difference from the right one."""
+    """Check our result by its difference from the right result."""
     return {OURS: lambda: within(most, error())}

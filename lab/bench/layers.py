@@ -1,6 +1,6 @@
-"""Layers as replayed CUDA graphs: time from the first kernel's start to the last one's end, and of each part.
+"""Layers as replayed CUDA graphs: time from the first kernel's start to the last kernel's end, and of each part.
 
-Kernels of a layer overlap as dependent launches, and the gaps between kernels count too. In a replayed graph no
+A layer's kernels overlap as dependent launches, and gaps between kernels count too. In a replayed graph no
 contender waits for the host.
 """
 
@@ -37,9 +37,9 @@ ROUTING, CAST, ACTIVATION, GATHER = "routing", "cast", "activation", "weighted g
 FIRST, SECOND = "product 1", "product 2"
 
 Parts = Callable[[Sequence[str]], Sequence[str] | None]
-"""Maps the names of a call's kernels to the part that each belongs to; None if the names do not tell."""
+"""Maps the names of a call's kernels to their parts; None if the names do not tell."""
 Steps = Sequence[tuple[str, Callable[[], Any]]]
-"""Parts of a chain, each with the call that runs it."""
+"""Parts of a chain, each with its call."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Layer:
     """One way to compute a layer."""
 
     name: str
-    """The contender. The fastest of several with one name counts."""
+    """The contender. If several layers share a name, the fastest counts."""
     call: Callable[[], Any]
     chain: str | None = None
-    """One of the ways that share a name."""
+    """A name for one of several ways that share a contender's name."""
     parts: Parts = lambda names: None
     steps: Steps = ()
-    """Steps that `call` runs one after the other, where kernels' names do not tell the parts."""
+    """Steps that `call` runs one after the other, if kernels' names do not tell the parts."""
     error: Callable[[], float] | None = None
-    """A rival's error, after its last call."""
+    """Returns a rival's error, after its last call."""
     table: Callable[[], str] | None = None
-    """Names the table that a rival took its configuration from, after its last call."""
+    """Names the table of a rival's configuration, after its last call."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Work:
     operations: int
     bytes: int
     cast_bytes: int = 0
-    """Bytes that a copy moves."""
+    """Number of bytes that the copy moves."""
 
     def row(self, contender: str, **more: Any) -> Row:
-        """A contender's row. A copy multiplies nothing, and neither does a read."""
+        """Make a contender's row. A copy and a read have no operations."""
         if contender in (COPY, READ):
             count = self.cast_bytes if contender == COPY else self.bytes
             return Row(self.kind, self.shape, contender, "cold", bytes=count, **more)
@@ -82,11 +82,11 @@ class Work:
 
 
 Check = Callable[[Callable[[], Any]], tuple[float, str | None]]
-"""Makes our call, and returns its error and a sentence if it is wrong, else None."""
+"""Runs our call, and returns its error, and a sentence if it is wrong (else None)."""
 
 
 def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -> list[Row]:
-    """Check ours, time all, and keep the fastest layer of each name."""
+    """Check our result, time all layers, and keep the fastest layer of each name."""
     rows: list[Row] = []
     replays: dict[str, Callable[[], Any]] = {}
     by_key: dict[str, Layer] = {}
@@ -139,7 +139,7 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
         with torch.cuda.graph(graph):
             call()
     finally:
-        torch.cuda.set_stream(stream)  # a capture that fails may leave its own stream current
+        torch.cuda.set_stream(stream)  # a failed capture may leave its stream current
     return graph.replay
 
 
@@ -155,7 +155,7 @@ def _checked(check: Check, call: Callable[[], Any]) -> tuple[float | None, str |
 
 
 def part_times(calls: Sequence[Kernels], parts: Parts) -> dict[str, float] | None:
-    """Microseconds of each part, medians over the calls; None if the parts of a call are unknown.
+    """Return each part's median time over the calls, in microseconds; None if the parts of a call are unknown.
 
     >>> calls = [(KernelEvent("cast", 0, 3), KernelEvent("gemm", 2, 8)), (KernelEvent("cast", 0, 5),)]
     >>> part_times(calls[:1], parts_of_linear)
@@ -177,7 +177,7 @@ def part_times(calls: Sequence[Kernels], parts: Parts) -> dict[str, float] | Non
 
 
 def parts_of_linear(names: Sequence[str]) -> Sequence[str] | None:
-    """Parts of a linear layer's kernels: the product's names say so, and all others cast.
+    """Name the part of each kernel of a linear layer: the product by its name, all other kernels are casts.
 
     >>> parts_of_linear(["cast_rows", "fp8_gemm_dense"])
     ['cast', 'product']
@@ -186,9 +186,9 @@ def parts_of_linear(names: Sequence[str]) -> Sequence[str] | None:
 
 
 def parts_of_experts(names: Sequence[str]) -> Sequence[str] | None:
-    """Parts of a layer of experts: products are known by name, all others by where they stand.
+    """Name the part of each kernel of a layer of experts: products by name, all others by position.
 
-    If nothing lies between the two products, the last one is the second.
+    If no kernel runs between the two products, the last product is the second.
 
     >>> parts_of_experts(["route_rows", "cast_rows", "fp8_gemm_", "silu", "fp8_gemm_", "gather_weighted"])
     ['routing', 'cast', 'product 1', 'activation', 'product 2', 'weighted gather']
@@ -225,5 +225,5 @@ def counted_parts(steps: Steps, flush: L2Flush) -> Parts:
 
 
 def only_asked_for(layers: Iterable[Layer], only: Sequence[str]) -> list[Layer]:
-    """The contenders to measure: all of them if `only` is empty."""
+    """Return the contenders to measure: all if `only` is empty."""
     return [layer for layer in layers if not only or layer.name in only]

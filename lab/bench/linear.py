@@ -1,4 +1,4 @@
-"""Linear layers beside their product alone, torch's BF16 layer and a copy of the cast's bytes. Cold, on a GPU."""
+"""Linear layers compared with their product alone, torch's BF16 layer and a copy of the cast's bytes. Cold, GPU."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ MS, QUICK_MS = (1, 16, 64, 4096), (1, 4096)
 CONTENDERS = (OURS, ALONE, BF16, COPY, EAGER)
 MOST_ERROR = 0.05
 MOST_AT_ONCE = 1 << 26
-"""Elements of a result that become FP64 at a time: 0.5 GB."""
+"""Elements of a result that are converted to FP64 at a time: 0.5 GB."""
 
 
 def shapes_of(*, quick: bool = False) -> list[tuple[int, int, int]]:
-    """The weights that the benchmark of dense products has for many m, each with a few m."""
+    """List the weights that the dense benchmark measures with many m, each with a few m."""
     count = Counter(case.shape[1:] for case in all_cases() if case.kind == "dense")
     weights = [weight for weight, cases in count.items() if cases > 2]
     return [(m, n, k) for n, k in weights[: 2 if quick else None] for m in (QUICK_MS if quick else MS)]
@@ -74,7 +74,7 @@ class Linear:
         self.work = Work("linear", (m, n, k), 2 * m * n * k, count, cast_bytes=m * k * 3 + m * blocks * 4)
 
     def contenders(self) -> Iterator[Layer]:
-        """All ways. Each writes to memory of its own."""
+        """Yield every way. Each way writes to its own memory."""
         x, w, d = self.x, self.w, self.d
         a = m_major(per_token_cast_to_fp8(x))
         cast: list[Quantized] = []
@@ -91,7 +91,7 @@ class Linear:
         yield Layer(EAGER, lambda: [call() for _, call in steps], steps=steps)
 
     def _in_bf16(self, library: str) -> Tensor:
-        """The layer as torch has it, by one of its two libraries."""
+        """Compute the layer by torch, with one of its two libraries."""
         if not self.x.is_cuda:
             return self.x @ self.plain.t()
         torch.backends.cuda.preferred_blas_library(library)
@@ -101,7 +101,7 @@ class Linear:
             torch.backends.cuda.preferred_blas_library("default")
 
     def check(self, call: Callable[[], object]) -> tuple[float, str | None]:
-        """Let a call write to `out`, and judge that."""
+        """Run a call that writes to `out`, and judge the result."""
         self.out.fill_(torch.nan)
         call()
         return self.judge(self.out)

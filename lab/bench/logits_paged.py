@@ -1,4 +1,4 @@
-"""Logits of keys in pages and their schedule, as `bench attention` times them."""
+"""Logits of keys in pages, and their schedule, for `bench attention`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ MEAN_CONTEXTS: dict[Shape, float] = {
     (1, 1, 64, 128, 131072): 95638.0,
     (4, 1, 64, 128, 131072): 149789.5,
 }
-"""Sequences, tokens of each, heads, depth, context; and the mean of the contexts that DeepGEMM was timed with."""
-# Four tokens: DeepGEMM 2.6.1 refuses them.
+"""Sequences, tokens of each, heads, depth, context; and the mean context in the measurement of DeepGEMM."""
+# DeepGEMM 2.6.1 does not support shapes with four tokens.
 PAGED_SHAPES: tuple[Shape, ...] = (*MEAN_CONTEXTS, (256, 4, 64, 128, 8192), (256, 4, 32, 128, 8192))
 METADATA_SHAPES = tuple((*shape[:2], shape[4]) for shape in MEAN_CONTEXTS if shape[2] == 64)
 CHECKED_SEQUENCES = 4
 
 
 def contexts_of(shape: Shape, *, device: str) -> Tensor:
-    """Contexts from 0.7 to 1.3 of their mean; a sequence's tokens are its last ones."""
+    """Draw contexts from 0.7 to 1.3 of their mean; a sequence's tokens are the last ones of its context."""
     sequences, next_n, _, _, context = shape
     spread = 0.7 + 0.6 * torch.rand(sequences, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     mean = MEAN_CONTEXTS.get(shape, float(context))
@@ -46,7 +46,7 @@ def contexts_of(shape: Shape, *, device: str) -> Tensor:
 
 
 def paged_problem(shape: Shape, *, device: str) -> PagedLogits:
-    """Sequences whose pages lie anywhere in the cache."""
+    """Make sequences whose pages are scattered in the cache."""
     sequences, next_n, heads, depth, _ = shape
     torch.manual_seed(0)
     contexts = contexts_of(shape, device=device)
@@ -74,7 +74,7 @@ def paged_mqa_logits(shape: Shape, *, device: str = "cuda") -> Work:
 
 
 def difference(p: PagedLogits) -> float:
-    """Say how far our logits of some sequences are from the reference's; NaN if a logit beyond a context was needed."""
+    """Return the difference of our logits of some sequences from the reference's; NaN if a needed logit is missing."""
     p.logits.fill_(torch.nan)
     api.compute(p)
     next_n = p.q.shape[1]

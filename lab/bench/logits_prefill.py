@@ -1,4 +1,4 @@
-"""Logits of many tokens, as `bench attention` times them."""
+"""Logits of many tokens, for `bench attention`."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def mqa_logits(shape: Shape, *, clean: bool = False, device: str = "cuda") -> Wo
 
 
 def causal_problem(shape: Shape, *, clean: bool, device: str) -> MqaLogits:
-    """Each query sees the keys up to its own."""
+    """Make a problem in which each query sees the keys up to its own."""
     queries, num_keys, _, _ = shape
     return problem(shape, causal(queries, num_keys), clean=clean, device=device)  # type: ignore[arg-type]
 
 
 def in_torch(p: MqaLogits) -> Tensor:
-    """The same by torch's products, all keys for every query."""
+    """Compute the logits by torch's products, of all keys for every query."""
     queries, heads, depth = p.q.shape
     keys = (p.keys.float() * p.scales[:, None]).to(torch.bfloat16)
     out = torch.empty(queries, len(keys), device=p.q.device, dtype=torch.float32)
@@ -59,7 +59,7 @@ def in_torch(p: MqaLogits) -> Tensor:
 
 
 def difference(p: MqaLogits) -> float:
-    """Say how far our logits are from the reference's, for some queries; NaN where ranges differ."""
+    """Return the difference of our logits from the reference's, for some queries; NaN if their ranges differ."""
     p.logits.fill_(torch.nan)
     api.compute(p)
     rows = torch.linspace(

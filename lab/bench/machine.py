@@ -1,4 +1,4 @@
-"""Facts of the machine and of the code that was measured; clocks and power are read, never set."""
+"""Facts about the machine and the measured code. Clocks and power are read, never set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GpuState:
 
 
 def header(kind: str, method: str, commit: str | None = None) -> dict[str, Any]:
-    """The header of a result file: what was measured, where, when and how."""
+    """Make the header of a result file: the kind, the machine, the date and the method."""
     found_commit, dirty = git_state()
     return {
         "kind": kind,
@@ -43,24 +43,24 @@ def header(kind: str, method: str, commit: str | None = None) -> dict[str, Any]:
 
 
 def gpu_state() -> GpuState:
-    """Clock and power of the current GPU now."""
+    """Read the clock and power of the current GPU."""
     try:
         return _nvml_state()
-    except Exception:  # if NVML's bindings are absent, too old or fail, measuring must go on
+    except Exception:  # if NVML's bindings are missing, too old or fail, the measurement must go on
         figures = (*_smi(), None, None)[:2]
         return GpuState(*(_number(figure) for figure in figures))
 
 
 def git_state() -> tuple[str, bool | None]:
-    """The commit, and whether the package differs from it; ("unknown", None) outside a checkout."""
+    """Return the commit, and whether the package differs from it; ("unknown", None) outside a checkout."""
     git = ("git", "-C", str(PACKAGE))
-    if not _output(*git, "ls-files", "__init__.py"):  # an installed package may lie inside some other checkout
+    if not _output(*git, "ls-files", "__init__.py"):  # an installed package may be inside some other checkout
         return "unknown", None
     return _output(*git, "rev-parse", "--short=12", "HEAD"), bool(_output(*git, "status", "--porcelain", "--", "."))
 
 
 def source_digest() -> str:
-    """A digest of the package's sources. It identifies the code if git cannot."""
+    """Return a digest of the package's sources, which identifies the code if git cannot."""
     digest = hashlib.sha256()
     for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".cuh", ".c", ".json")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -116,7 +116,7 @@ def _nvml() -> tuple[Any, Any]:
 
 
 def _smi() -> list[str | None]:
-    """The figures of `_SMI_FIELDS` as nvidia-smi prints them; empty if it cannot be run."""
+    """Read the figures of `_SMI_FIELDS` from nvidia-smi; return an empty list if it fails."""
     if not torch.cuda.is_available():
         return []
     query = (f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader,nounits")
@@ -125,7 +125,7 @@ def _smi() -> list[str | None]:
 
 
 def _uuid() -> str:
-    """The GPU's UUID, because NVML's device numbers ignore CUDA_VISIBLE_DEVICES."""
+    """Return the GPU's UUID, because NVML's device numbers ignore CUDA_VISIBLE_DEVICES."""
     uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
 

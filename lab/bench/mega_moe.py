@@ -1,4 +1,4 @@
-"""`fp8_mega_moe` or `fp8_fp4_mega_moe` of the tokens of a process, for `bench distributed`."""
+"""The call of `fp8_mega_moe` or `fp8_fp4_mega_moe` for `bench distributed`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from deep_gemm.gemm.packed import is_packed
 from deep_gemm.testing import calc_diff
 
 TOLERANCE = 0.01
-"""The tolerance of DeepGEMM's own tests."""
+"""The tolerance in DeepGEMM's own tests."""
 
 
 class MegaCall:
-    """Tokens that lie in a buffer, in FP8, and the call that computes them."""
+    """FP8 tokens in a buffer, and the call that computes them."""
 
     def __init__(self, x: Tensor, ids: Tensor, p: Tensor, weights: tuple[Operand, Operand], experts: int) -> None:
         (tokens, topk), hidden, intermediate = ids.shape, x.shape[1], weights[0][0].shape[1] // 2
@@ -44,7 +44,7 @@ class MegaCall:
 
     @property
     def waits(self) -> bool:
-        """The host waits in a call: no graph can hold it."""
+        """Tell whether the host waits in a call, so that no graph can capture it."""
         return self.buffer.calls is None
 
     def __call__(self) -> Tensor:
@@ -53,10 +53,10 @@ class MegaCall:
         return self.y
 
     def is_near(self, right: Tensor) -> bool:
-        """Tell whether the result is near the layer's, which casts and weights elsewhere."""
+        """Tell whether the result is near the layer's, which casts and weights at other steps."""
         return bool(calc_diff(self(), right) < TOLERANCE)
 
 
 def fits(hidden: int, intermediate: int) -> bool:
-    """Tell whether the call takes a shape."""
+    """Tell whether the call supports these sizes."""
     return hidden % HIDDEN_MULTIPLE == 0 and intermediate % INTERMEDIATE_MULTIPLE == 0

@@ -1,7 +1,7 @@
-"""Measure how far every product is from FP64: by depth, by how the operands are distributed, beside cuBLASLt and BF16.
+"""Measure the error of every product against FP64, by depth and distribution of operands, beside cuBLASLt and BF16.
 
-Each result has two relative errors, of the whole result. `error` is the arithmetic's alone: it compares the result with
-the FP64 product of the very numbers that were multiplied. `error_with_cast` is the error that a model sees: it compares
+Each result has two relative errors, of the whole result. `error` is the error of the arithmetic alone: it compares the
+result with the FP64 product of the multiplied numbers. `error_with_cast` is the error that a model sees: it compares
 the result with the FP64 product of the numbers before the cast.
 """
 
@@ -41,7 +41,7 @@ from .products import raise_if_lost, reason
 from .report import Add, Announce, Report, Row
 
 EXACT = "cublaslt"
-"""cuBLASLt's product without fast accumulation: it adds up partial sums outside of the tensor cores, as ours does."""
+"""cuBLASLt's product without fast accumulation: like ours, it adds partial sums outside of the tensor cores."""
 TF32 = "tf32"
 MODE = "numerics"
 METHOD = (
@@ -54,32 +54,32 @@ METHOD = (
     "product of 2^16 and small ones of 2^(16-gap), shape: gap, error: share of the small ones' sum that is lost"
 )
 MOST_ERROR = 0.05
-"""Our `error` must not exceed this, or the result is no product of the multiplied numbers. A rival's may."""
+"""If our `error` exceeds this, the result is wrong. A rival's error may exceed it."""
 M, N = 256, 256
 FEW_ROWS = 16
 DEPTHS = tuple(1 << e for e in range(7, 17))
 SOME_DEPTHS = (128, 1024, 8192, 65536)
 FRESH = 64
-"""One number in this many of cancelling operands does not cancel."""
+"""In cancelling operands, one number in this many does not cancel."""
 
 Result = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute a product, and two results of it in FP64."""
+    """One way to compute a product, and two right results in FP64."""
 
     contender: str
     output: torch.dtype
     call: Result
     given: Result
-    """The result of the multiplied numbers."""
+    """Computes the right result for the multiplied numbers."""
     asked: Result
-    """The result of the numbers before any cast."""
+    """Computes the right result for the numbers before any cast."""
 
 
 Numbers = Callable[[int, int, int], tuple[Tensor, Tensor]]
-"""Draws, for m, n and k, X `[m, k]` and W `[n, k]`, BF16."""
+"""Draws X `[m, k]` and W `[n, k]` in BF16 for m, n and k."""
 Make = Callable[[Shape, Numbers], Iterator[Way]]
 
 
@@ -93,11 +93,11 @@ class Kind:
 
 
 Step = tuple[str, Shape, str]
-"""A kind, a shape, and the name of the operands."""
+"""A kind, a shape, and the name of its operands."""
 
 
 def steps(*, quick: bool = False) -> list[Step]:
-    """List the steps. A quick run takes the first shape and operands of each kind: the shallowest, and normal ones."""
+    """List the steps. A quick run has one step for each kind: its shallowest shape, with normal operands."""
     found = []
     for name, kind in KINDS.items():
         shapes, operands = (kind.shapes[:1], kind.operands[:1]) if quick else (kind.shapes, kind.operands)
@@ -106,7 +106,7 @@ def steps(*, quick: bool = False) -> list[Step]:
 
 
 def measure(chosen: Sequence[Step], device: str, *, add: Add, announce: Announce) -> None:
-    """Compute each product in all of its ways on this device, and compare."""
+    """Compute each product in every way on this device, and compare."""
     for kind, shape, operands in chosen:
         announce(f"{kind} {'x'.join(map(str, shape))} {operands}")
         torch.manual_seed(0)
@@ -116,7 +116,7 @@ def measure(chosen: Sequence[Step], device: str, *, add: Add, announce: Announce
 
 
 def row_of(kind: str, shape: Shape, operands: str, way: Way) -> Row:
-    """Compute once, and compare. A way that refuses leaves the reason."""
+    """Compute a product once, and compare. A way that raises an error leaves the reason in its row."""
     row = partial(
         Row, kind, shape, way.contender, MODE, operands=operands, output=str(way.output).removeprefix("torch.")
     )
@@ -144,29 +144,29 @@ def relative(got: Tensor, right: Tensor) -> float:
 
 
 def normal(rows: int, k: int) -> Tensor:
-    """Normal numbers."""
+    """Draw normal numbers."""
     return torch.randn(rows, k, dtype=torch.float32)
 
 
 def heavy(rows: int, k: int) -> Tensor:
-    """Student's t with two degrees of freedom: of 10000 numbers the largest is some 70."""
+    """Draw from Student's t with two degrees of freedom: the largest of 10000 numbers is about 70."""
     return (
         torch.randn(rows, k, dtype=torch.float32) / torch.randn(2, rows, k, dtype=torch.float32).square().mean(0).sqrt()
     )
 
 
 def positive(rows: int, k: int) -> Tensor:
-    """Magnitudes of normal numbers: nothing cancels, and every sum grows with k."""
+    """Draw magnitudes of normal numbers: nothing cancels, and every sum grows with k."""
     return torch.randn(rows, k, dtype=torch.float32).abs()
 
 
 def independent(draw: Callable[[int, int], Tensor]) -> Numbers:
-    """Draw X and W in the same way, each by itself."""
+    """Draw X and W from the same distribution, independently."""
     return lambda m, n, k: (draw(m, k).bfloat16(), draw(n, k).bfloat16())
 
 
 def cancelling(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """X has the same numbers in both halves of k, and W their negatives in the second, but for one in `FRESH`."""
+    """Repeat X's first half of k, and negate W's in the second half, except for one number in `FRESH`."""
     x, w = normal(m, k // 2), normal(n, k // 2)
     back = -w
     back[:, ::FRESH] = normal(*back[:, ::FRESH].shape)
@@ -185,12 +185,12 @@ OPERANDS: Mapping[str, Numbers] = {
 
 
 def exact(a: Tensor, b: Tensor) -> Result:
-    """A @ B.T in FP64, computed at most once."""
+    """Return a function that computes A @ B.T in FP64, at most once."""
     return cache(lambda: a.double() @ b.double().mT)
 
 
 def into(shape: Sequence[int], dtype: torch.dtype, call: Callable[[Tensor], object]) -> Result:
-    """Make an output full of NaN, which a call is to write."""
+    """Make an output full of NaN, and return a function that runs the call on it and returns it."""
     d = torch.full(tuple(shape), torch.nan, dtype=dtype)
 
     def run() -> Tensor:
@@ -201,7 +201,7 @@ def into(shape: Sequence[int], dtype: torch.dtype, call: Callable[[Tensor], obje
 
 
 def fp8_of_blocks(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """B has a scale for each 128x128 block. Rivals multiply the same numbers, cast with their own scales or not."""
+    """Scale each 128x128 block of B. Rivals multiply the same numbers, cast with their own scales or uncast."""
     m, n, k = shape
     x, w = numbers(m, n, k)
     a, b, asked = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w), exact(x, w)
@@ -215,13 +215,13 @@ def fp8_of_blocks(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def tensorwise(x: Tensor) -> Operand:
-    """Cast with one scale."""
+    """Cast a tensor with one scale."""
     scale = x.abs().max().float() / FP8_MAX
     return (x.float() / scale).to(torch.float8_e4m3fn), scale
 
 
 def by_tensorwise_scales(a: Operand, b: Operand, asked: Result) -> Iterator[Way]:
-    """Multiply by cuBLASLt, with partial sums that stay in the tensor cores, and with some that do not."""
+    """Multiply by cuBLASLt in two ways: partial sums stay in the tensor cores, or are added outside of them."""
     (p, sp), (q, sq) = a, b
     given = exact(p.double() * sp.double(), q.double() * sq.double())
     for name, is_fast in ((FAST, True), (EXACT, False)):
@@ -231,7 +231,7 @@ def by_tensorwise_scales(a: Operand, b: Operand, asked: Result) -> Iterator[Way]
 
 
 def fp8_of_rows(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """B has a scale for each row and 128 columns."""
+    """Scale each row and 128 columns of B."""
     m, n, k = shape
     x, w = numbers(m, n, k)
     a, b = per_token_cast_to_fp8(x), per_token_cast_to_fp8(w)
@@ -242,18 +242,18 @@ def fp8_of_rows(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def fp8_of_few_rows(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Our product alone, for few rows: on a GPU another kernel computes it."""
+    """Compute only our product, for few rows: a GPU uses another kernel for it."""
     return islice(fp8_of_blocks(shape, numbers), 1)
 
 
 def of_groups(groups: int, m: int, n: int, k: int, numbers: Numbers) -> tuple[Tensor, Tensor]:
-    """X `[groups, m, k]` and W `[groups, n, k]`."""
+    """Draw X `[groups, m, k]` and W `[groups, n, k]`."""
     drawn = [numbers(m, n, k) for _ in range(groups)]
     return torch.stack([x for x, _ in drawn]), torch.stack([w for _, w in drawn])
 
 
 def fp8_contiguous(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Rows stacked by group."""
+    """Multiply rows that are stacked by group."""
     groups, m, n, k = shape
     x, w = of_groups(groups, m, n, k, numbers)
     a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
@@ -265,7 +265,7 @@ def fp8_contiguous(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def fp8_masked(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Counted rows; all of them count here."""
+    """Multiply counted rows; here every row counts."""
     groups, m, n, k = shape
     x, w = of_groups(groups, m, n, k, numbers)
     a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
@@ -275,18 +275,18 @@ def fp8_masked(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def fp8_along_k(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Groups along k, in FP32."""
+    """Multiply groups along k, in FP32."""
     groups, m, n, k = shape
     x, w = of_groups(groups, m, n, k, numbers)
     ks = [k] * groups
     a, b = (k_grouped_cast_to_fp8(torch.cat(list(each), 1), ks) for each in (x, w))
-    given = exact(*(dequantized(per_token_cast_to_fp8(each), 1) for each in (x, w)))  # the same: 128 divides each k
+    given = exact(*(dequantized(per_token_cast_to_fp8(each), 1) for each in (x, w)))  # equal: 128 divides each k
     call = into((groups, m, n), torch.float32, lambda d: k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks))
     yield Way(OURS, torch.float32, call, given, exact(x, w))
 
 
 def fp8_of_heads(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Products of heads."""
+    """Multiply heads."""
     heads, m, n, k = shape
     x, w = of_groups(heads, m, n, k, numbers)
     a, b = per_token_cast_to_fp8(x.transpose(0, 1).contiguous()), per_block_cast_to_fp8(w)
@@ -296,7 +296,7 @@ def fp8_of_heads(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def bf16_dense(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Products of BF16, beside torch's."""
+    """Multiply in BF16, beside torch."""
     m, n, k = shape
     x, w = numbers(m, n, k)
     right = exact(x, w)
@@ -307,7 +307,7 @@ def bf16_dense(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def bf16_sums(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Sums of products of BF16, each 128 deep: k is the depth of all together."""
+    """Sum BF16 products of depth 128 each; k is the depth of all products together."""
     m, n, k = shape
     x, w = numbers(m, n, k)
     a, b = (each.view(-1, k // 128, 128).transpose(0, 1).contiguous() for each in (x, w))
@@ -320,10 +320,10 @@ def bf16_sums(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def hc_prenorm(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """A few FP32 vectors, rounded to TF32: that is the cast."""
+    """Multiply by a few FP32 vectors; rounding them to TF32 is the cast."""
     m, n, k = shape
     x, w = numbers(m, n, k)
-    b = w.float() * torch.rand(n, 1, dtype=torch.float32).add(1)  # more bits than BF16 has
+    b = w.float() * torch.rand(n, 1, dtype=torch.float32).add(1)  # more bits than BF16 holds
     given, asked = exact(x, to_tf32(b)), exact(x, b)
     squares = torch.empty(m, dtype=torch.float32)
     call = into((m, n), torch.float32, lambda d: tf32_hc_prenorm_gemm(x, b, d, squares))
@@ -332,7 +332,7 @@ def hc_prenorm(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def in_tf32(a: Tensor, b: Tensor) -> Tensor:
-    """A @ B.T by torch in TF32; in FP32 on the CPU."""
+    """Compute A @ B.T by torch in TF32; in FP32 on the CPU."""
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
     try:
         return a @ b.t()
@@ -341,7 +341,7 @@ def in_tf32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def mqa_logits(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """The indexer's logits: k is the depth of a head."""
+    """Compute the indexer's logits; k is the depth of a head."""
     tokens, keys, heads, k = shape
     x, y = numbers(tokens * heads, keys, k)
     weights = torch.randn(tokens, heads, dtype=torch.float32)
@@ -363,7 +363,7 @@ def mqa_logits(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def linear_layer(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """A linear layer, which casts its activations itself."""
+    """Compute a linear layer, which casts its activations itself."""
     m, n, k = shape
     x, w = numbers(m, n, k)
     b = per_block_cast_to_fp8(w)
@@ -372,7 +372,7 @@ def linear_layer(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Compute a mixture of two experts, both for each token; k is `hidden`. `given` casts where the layer does."""
+    """Compute a mixture of two experts, both for each token; k is `hidden`. `given` casts at the layer's steps."""
     tokens, intermediate, k = shape
     x, w1 = numbers(tokens, 4 * intermediate, k)
     w1 = (w1.float() * k**-0.5).bfloat16().view(2, 2 * intermediate, k)
@@ -387,7 +387,7 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     def chain(
         first: Tensor, second: Tensor, to: Callable[[Tensor], Tensor], cast: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Add up both experts' results; `to` rounds the result of a product, `cast` its operand."""
+        """Add up both experts' results; `to` rounds the result of a product, and `cast` rounds its operand."""
         results = []
         for expert in range(2):
             gate, up = to(cast(x) @ first[expert].t()).chunk(2, 1)
@@ -406,22 +406,22 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     yield Way(BF16, torch.bfloat16, lambda: chain(w1, w2, Tensor.bfloat16, Tensor.bfloat16), in_fp64, in_fp64)
 
 
-# What tensor cores cut off
+# Bits that tensor cores drop
 
 BIG = 8
-"""The big product is 2^8 * 2^8, one for each row, in the first 32 of k."""
+"""Exponent of both factors of the big product, one product for each row, in the first 32 of k."""
 GAPS = tuple(range(8, 24))
-"""Powers of two: each makes the small products smaller than the big one. FP32 holds the sum of all for each."""
+"""The small products are smaller than the big one by these powers of two. FP32 holds the sum for each gap."""
 ONE_BIG: Mapping[str, slice] = {
     "one_big_same_step": slice(1, 32),
     "one_big_same_block": slice(32, 128),
     "one_big_next_block": slice(128, 256),
 }
-"""Places along k of the small products."""
+"""Positions of the small products along k."""
 
 
 def one_big_operands(kind: str, gap: int) -> tuple[Tensor, Tensor]:
-    """A `[m, k]` and B `[n, k]` that FP8 holds, with the small products `gap` powers of two below the big one."""
+    """Make A `[m, k]` and B `[n, k]` that FP8 holds; the small products are `gap` powers of two below the big one."""
     a, b, at = torch.zeros(M, 256, dtype=torch.float32), torch.zeros(N, 256, dtype=torch.float32), ONE_BIG[kind]
     a[:, 0], b[:, 0] = 2.0**BIG, 2.0**BIG
     exponent = 2 * BIG - gap
@@ -430,7 +430,7 @@ def one_big_operands(kind: str, gap: int) -> tuple[Tensor, Tensor]:
 
 
 def one_big(kind: str) -> Make:
-    """One big product, and small ones in the same 32 of k, in the same 128, or in the next 128."""
+    """Multiply one big pair, and small pairs in the same 32 of k, in the same 128, or in the next 128."""
 
     def make(shape: Shape, numbers: Numbers) -> Iterator[Way]:
         (gap,) = shape
@@ -475,7 +475,7 @@ def plan(asked: Asked) -> Steps:
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate errors at the largest depth of each product and kind of operands: ours, and rivals' of the same."""
+    """Tabulate our errors and the rivals' at the largest depth of each product and kind of operands."""
     found: dict[tuple[object, ...], dict[str, Row]] = {}
     for row in report.rows:
         found.setdefault((row.kind, row.shape, row.operands, row.output), {})[row.contender] = row

@@ -1,7 +1,7 @@
-"""Times of others, measured beside this package in one process: `peers.json`, a session for each GPU.
+"""Times of rivals, measured beside this package in one process: `peers.json`, one session for each GPU.
 
-Absolute times do not carry over to another day or machine; ratios within one session do. A run on the same GPU
-therefore takes from here how long DeepGEMM needs for every microsecond of cuBLASLt's fast product.
+Absolute times do not carry over to another day or machine; ratios within one session do. So a run on the same GPU
+reads here the ratio of DeepGEMM's time to the time of cuBLASLt's fast product.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .timing import Spread
 
 DEEPGEMM = "deepgemm"
 HostTimes = dict[str, dict[str, float]]
-"""Microseconds that a call takes its thread: by the name of the call, then by contender."""
+"""Microseconds that a call occupies its thread: by the name of the call, then by contender."""
 
 
 @cache
 def sessions() -> dict[str, Report]:
-    """Each GPU's session as a report of cold times, by the GPU's whole name."""
+    """Return each GPU's session as a report of cold times, by the GPU's full name."""
     peers = json.loads(PEERS_FILE.read_text())
     cases = {(case.kind, case.shape): case for case in all_cases()}
     reports = {}
@@ -44,16 +44,16 @@ def sessions() -> dict[str, Report]:
 
 @cache
 def host_times(gpu: str) -> HostTimes:
-    """Host times of a GPU's session."""
+    """Return the host times of a GPU's session."""
     peers = json.loads(PEERS_FILE.read_text())
     (times,) = (session["host_us"] for session in peers["sessions"] if session["gpu"] == gpu)
     return dict(times)
 
 
 def deepgemm_ratio_to_fast(gpu: str | None, kind: str, shape: Shape) -> float | None:
-    """DeepGEMM's time over cuBLASLt's fast product's in the session of this GPU; None if the session lacks one of them.
+    """Return DeepGEMM's time over the fast product's in this GPU's session; None if the session lacks one of them.
 
-    The fast product has the same shape; for groups and weight gradients it is their dense anchor's.
+    The fast product has the same shape; for groups and weight gradients it has the shape of their dense anchor.
     """
     return _ratios(gpu).get((kind, shape)) if gpu in sessions() else None
 

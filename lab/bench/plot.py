@@ -1,4 +1,4 @@
-"""Draws a run: speedup by shape above, the roofline below. Only this module needs matplotlib."""
+"""Draws a run: speedup by shape above, the roofline below. Only plots need matplotlib."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {
     "deepgemm": "DeepGEMM 2.5.0 (estimate)",
 }
 GAP = 1.5
-"""Space between families of shapes; a shape takes 1."""
+"""Space between families of shapes, in units of one shape's space."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Place:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draw a run of `bench dense` or `bench grouped` into a file of any type that matplotlib writes."""
+    """Draw a run of `bench dense` or `bench grouped` into a file of any type that matplotlib supports."""
     if report.kind not in ("dense", "grouped"):
         raise ValueError(f"a plot needs a run of bench dense or bench grouped, got {report.kind}")
     compared = [each for each in comparisons(report) if each.row.us is not None]
     if not compared:
         raise ValueError(f"a plot needs cold times of {OURS}, and this run of bench {report.kind} has none")
-    # Dense rows of grouped runs serve only as yardsticks, and dense_1d1d has no comparable product.
+    # Grouped runs have dense rows only as yardsticks, and dense_1d1d has no comparable product.
     shown = [each for each in compared if (each.row.kind == "dense") == (report.kind == "dense")]
     places = arrange(shown or compared)
     figure = Figure(figsize=(16, 10), layout="constrained")
@@ -60,7 +60,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def arrange(compared: Sequence[Comparison]) -> list[Place]:
-    """Put shapes of one family (the same weights) side by side, by growing m; families of one or two come last."""
+    """Place shapes with the same weights (a family) side by side, by growing m; families of one or two come last."""
     families: dict[str, list[Comparison]] = {}
     for each in compared:
         families.setdefault(_family(each.row), []).append(each)
@@ -103,14 +103,14 @@ def draw_speedup(axes: Axes, places: Sequence[Place], report: Report) -> None:
     axes.set_xlim(places[0].x - 1, places[-1].x + 1)
     axes.set_ylabel(f"speedup over\n{baseline}")
     axes.set_xlabel("m for each pair of n x k" if report.kind == "dense" else "groups x size")
-    axes.margins(y=0.15)  # room for the legend
+    axes.margins(y=0.15)  # space for the legend
     axes.grid(axis="y", color="#dddddd")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", ncols=4, fontsize=9, framealpha=0.9)
 
 
 def draw_roofline(axes: Axes, places: Sequence[Place], report: Report) -> None:
-    """Draw each shape by its operations for each byte, below the limits of memory and tensor cores."""
+    """Draw each shape at its operations per byte, below the limits of memory and tensor cores."""
     mib, us = COLD_COPY_US[-1]
     tb_per_s = mib * (1 << 20) / us / 1e6
     shapes = {(place.ours.row.kind, place.ours.row.shape) for place in places}

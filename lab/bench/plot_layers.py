@@ -1,4 +1,4 @@
-"""Draws where a layer's time goes, with casts in eager torch and with this package's. Only plots need matplotlib."""
+"""Draws the times of a layer's parts, with casts in eager torch and in this package. Only plots need matplotlib."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ WIDTH = 0.38
 
 @dataclass(frozen=True)
 class Pair:
-    """A layer of one shape, before and after; one of the two may be missing."""
+    """A layer of one shape, with torch's casts and with ours; one of the two rows may be missing."""
 
     rows: tuple[Row | None, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of both."""
+        """Return the shape of both rows."""
         return next(row.shape for row in self.rows if row is not None)
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draw a run of `bench linear` or `bench experts` into a file of any type that matplotlib writes."""
+    """Draw a run of `bench linear` or `bench experts` into a file of any type that matplotlib supports."""
     panels = panels_of(report)
     if not panels:
         raise ValueError(f"a plot needs times of parts, and this run of bench {report.kind} has none")
@@ -70,7 +70,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def panels_of(report: Report) -> dict[str, list[Pair]]:
-    """One panel for each weight: its layers by growing number of tokens, if times of their parts are known."""
+    """Return one panel for each weight: its layers by growing number of tokens, if times of their parts are known."""
     known = {(row.shape, row.contender): row for row in report.rows if row.parts and row.us and not row.failed}
     panels: dict[str, list[Pair]] = {}
     for shape in sorted({shape for shape, _ in known}, key=lambda shape: (weight_of(shape), tokens_of(shape))):
@@ -81,17 +81,17 @@ def panels_of(report: Report) -> dict[str, list[Pair]]:
 
 
 def tokens_of(shape: Sequence[int]) -> int:
-    """Rows of a linear layer; tokens of a mixture of experts."""
+    """Return the rows of a linear layer, or the tokens of a mixture of experts."""
     return shape[0] if len(shape) == 3 else shape[2]
 
 
 def weight_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Sizes of the weights that all layers of a panel share."""
+    """Return the sizes of the weights that all layers of a panel share."""
     return tuple(shape[1:]) if len(shape) == 3 else (*shape[3:], shape[0])
 
 
 def title_of(shape: Sequence[int]) -> str:
-    """Name of a panel.
+    """Name a panel.
 
     >>> title_of((64, 2112, 7168)), title_of((32, 8, 64, 7168, 2048))
     ('n x k = 2112 x 7168', '32 experts, top 8, 7168 x 2048')
@@ -102,7 +102,7 @@ def title_of(shape: Sequence[int]) -> str:
 
 
 def draw_panel(ax: Axes, title: str, pairs: Sequence[Pair]) -> None:
-    """Draw two stacks for each layer, as high as their share of the slower one's time, with their times above."""
+    """Draw two stacks for each layer, scaled by the slower one's time, with their times above."""
     for place, pair in enumerate(pairs):
         slowest = max(sum((row.parts or {}).values()) for row in pair.rows if row is not None)
         for side, row in enumerate(pair.rows):

@@ -1,7 +1,7 @@
-"""Measures cases: checks every contender, then times all cold. Sustained runs come after the last cold one.
+"""Measures cases: checks every contender, then times all cold. Sustained runs follow the last cold run.
 
-If a contender fails on a shape, its row says why, and the run goes on. The run ends early only if the GPU no longer
-answers; the rows measured until then are kept.
+If a contender fails on a shape, its row holds the reason, and the run continues. The run ends early only if the GPU
+no longer responds; the rows measured so far are kept.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ METHOD = (
     "operands quantized 1x128 / 128x128; errors relative, of the whole output, beside FP64 products of the same "
     "operands; floor: larger of operations at 1640 TFLOPS and the cold bulk copy of the bytes"
 )
-# Rounding explains relative errors of 2^-9.2 and 2^-22; the rest allows for bits that FP8 tensor cores drop.
+# Rounding explains relative errors of 2^-9.2 and 2^-22; the rest is for bits that FP8 tensor cores drop.
 MAX_ERROR_BF16, MAX_ERROR_FP32 = 4e-3, 1e-3
-# Below this the host's launches, not the kernels, decide how fast calls follow each other.
+# For shorter calls the host's launches, not the kernels, limit the rate of calls.
 SUSTAINED_FROM_US = 50
-# Pause between the FP64 products of the checks, which draw much power, and the timing of kernels.
+# Pause between the FP64 products of the checks, which use much power, and the timing of kernels.
 SETTLE_SECONDS = 0.05
 
 
 class GpuLostError(RuntimeError):
-    """The GPU's context has failed for good: no later call recovers it."""
+    """The GPU's context has failed permanently: no later call can succeed."""
 
 
 DENSE_OUTPUTS = {
@@ -59,13 +59,13 @@ DENSE_OUTPUTS = {
     FP4_DENSE: Output(b=E2M1, sfb=MX),
 }
 WITH_OWN_RIVALS: dict[str, Any] = {**dict.fromkeys(FP4_KINDS, fp4), **dict.fromkeys(FINE_KINDS, fine)}
-"""Modules that hold the cases and contenders of these kinds."""
+"""Modules with the cases and contenders of these kinds."""
 
 
 def cases_of(
     kind: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
 ) -> list[Case]:
-    """Choose cases of `bench` for a kind: all, some of them, or the given shapes, which may be new."""
+    """Choose cases of `bench` for a kind: all, a few, or the given shapes, which may be new."""
     source = WITH_OWN_RIVALS.get(kind)
     if source is None:
         return plain.cases_of(kind, quick=quick, shapes=shapes, is_judged=is_judged)
@@ -93,7 +93,7 @@ def measure(cases: Sequence[Case], *, with_sustained: bool, add: Add, announce: 
 def measure_each(
     kinds: Iterable[tuple[str, Shape]], rows_of: Callable[[str, Shape], list[Row]], add: Add, announce: Announce
 ) -> None:
-    """Measure kinds at shapes, each with the same random numbers. If one fails, a row says why."""
+    """Measure kinds at shapes, each with the same random numbers. If a kind fails, a row holds the reason."""
     for kind, shape in kinds:
         announce(f"{kind} {name_of(shape)}")
         torch.manual_seed(0)
@@ -145,7 +145,7 @@ def made(case: Case) -> list[Contender]:
 
 
 def product_alone(calls: Iterable[Kernels]) -> dict[str, float]:
-    """Give the fraction of a call's GPU time that its longest kernel takes: the product, not the cast."""
+    """Return the time of each call's longest kernel: the product, not the cast."""
     return {fp4.PRODUCT: statistics.median(max(kernel.us for kernel in kernels) for kernels in calls)}
 
 
@@ -167,7 +167,7 @@ def sustained_rows(case: Case, cold_us: dict[str, float]) -> list[Row]:
 
 
 def checked(contender: Contender, max_error: float) -> tuple[float | None, str | None]:
-    """The error of one call, and why the contender cannot be timed, or None if it can."""
+    """Return the error of one call, and the reason if the contender cannot be timed (else None)."""
     try:
         error = contender.error()
     except Exception as exception:
@@ -179,14 +179,14 @@ def checked(contender: Contender, max_error: float) -> tuple[float | None, str |
 
 
 def config_of(case: Case, contender: str) -> GemmConfig | DecodeConfig | None:
-    """The configuration chosen for a contender's dense product on this GPU; None if unknown."""
+    """Return the configuration chosen for a contender's dense product on this GPU; None if unknown."""
     outputs = fine.OUTPUTS if case.kind == FINE_DENSE else {OURS: DENSE_OUTPUTS.get(case.kind)}
     output = outputs.get(contender)
     return None if output is None else chosen(case.shape, output)
 
 
 def chosen(shape: Shape, output: Output) -> GemmConfig | DecodeConfig | None:
-    """The configuration chosen for a dense product `m, n, k` on this GPU; None if the GPU is unknown."""
+    """Return the configuration chosen for a dense product `m, n, k` on this GPU; None if the GPU is unknown."""
     words = torch.cuda.get_device_name().split() if torch.cuda.is_available() else []
     gpu = next((gpu for gpu in GPUS if gpu.name in words), None)
     if gpu is None:
@@ -197,19 +197,19 @@ def chosen(shape: Shape, output: Output) -> GemmConfig | DecodeConfig | None:
 
 
 def configurations(cases: Iterable[Case]) -> list[GemmConfig | DecodeConfig]:
-    """All configurations that dense products with fine scales need, each once: too many to compile one by one."""
+    """List each configuration of dense products with fine scales once, to compile all of them in parallel."""
     found = (config_of(case, name) for case in cases if case.kind == FINE_DENSE for name in fine.OUTPUTS)
     return [config for config in dict.fromkeys(found) if config is not None]
 
 
 def reason(error: BaseException) -> str:
-    """An exception in one line."""
+    """Describe an exception in one line."""
     first_line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}"[:300]
 
 
 def raise_if_lost(error: BaseException) -> None:
-    """Raise GpuLostError if the GPU no longer answers, because all later calls would fail too."""
+    """Raise GpuLostError if the GPU no longer responds, because all later calls would fail too."""
     if isinstance(error, PairingError) or not torch.cuda.is_available():
         return
     try:
@@ -219,7 +219,7 @@ def raise_if_lost(error: BaseException) -> None:
 
 
 def plan(kind: str, asked: Asked) -> Steps:
-    """Plan the requested cases, and compile their configurations ahead."""
+    """Plan the requested cases, and compile their configurations beforehand."""
     shapes = plain.parse_shapes(asked.shapes) if asked.shapes is not None else ()
     cases = cases_of(kind, quick=asked.quick, shapes=shapes, is_judged=asked.is_judged)
     ahead = configurations(cases)

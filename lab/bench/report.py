@@ -20,9 +20,9 @@ HEADER_KEYS = frozenset(
     {"kind", "date", "machine", "versions", "commit", "dirty", "source_sha256", "method", "stopped"}
 )
 FIELDS_OF_EVERY_ROW = frozenset({"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"})
-FIELDS_OF_OLDER_FILES = frozenset({"deepgemm_ratio_to_fast"})  # `peers` holds it now
+FIELDS_OF_OLDER_FILES = frozenset({"deepgemm_ratio_to_fast"})  # `peers` replaces it
 MAX_NAME = 100
-"""Kernel names are cut to this length, because names of templates fill pages."""
+"""Kernel names are cut to this length, because names of templates fill whole pages."""
 MODES = ("cold", "sustained", "host", "host_new_m", "host_new_weight", "compile", "numerics", "step", "forward")
 
 
@@ -43,26 +43,26 @@ class Row:
     operations: int | None = None
     bytes: int | None = None
     fast_shape: Shape | None = None
-    """The dense shape whose `cublaslt_fast` is this case's yardstick."""
+    """The dense shape of the `cublaslt_fast` product that is this case's yardstick."""
     is_judged: bool | None = None
     """True if the case is only for judging; None for new shapes, and in files older than this field."""
     kernels: tuple[str, ...] = ()
-    """Kernels that one call launched."""
+    """Names of the kernels that one call launches."""
     parts: dict[str, float] | None = field(default=None, hash=False)
-    """Microseconds of each part of a layer, in the order they run."""
+    """Microseconds of each part of a layer, in order of execution."""
     operands: str | None = None
-    """How the operands behind a product's errors are distributed."""
+    """Distribution of the operands, for errors of products."""
     output: str | None = None
-    """Type of the result that has these errors."""
+    """Type of the result, for errors of products."""
     error_with_cast: float | None = None
     bias: float | None = None
-    """Mean of the differences away from zero, over the mean magnitude."""
+    """Mean of the differences away from zero, divided by the mean magnitude."""
     peak_bytes: int | None = None
-    """The most bytes that a step of training has allocated at a time."""
+    """Peak of the bytes that a training step allocates."""
     sm_mhz: float | None = None
     power_w: float | None = None
     failed: str | None = None
-    """The reason why there is no time, or why it does not count."""
+    """The reason why the time is missing or does not count."""
 
     @classmethod
     def of(
@@ -89,47 +89,47 @@ class Row:
 
     @property
     def tflops(self) -> float | None:
-        """Rate of operations in the median time."""
+        """Return the rate of operations in the median time."""
         return self.operations / self.us / 1e6 if self.us and self.operations else None
 
     @property
     def fraction_of_floor(self) -> float | None:
-        """The floor divided by the median time; 1 is as fast as the machine can be."""
+        """Return the floor divided by the median time; 1 is the fastest that the machine allows."""
         return self.floor_us / self.us if self.us and self.floor_us else None
 
 
 Add = Callable[[list[Row]], None]
-"""Takes the rows of a measurement as they come."""
+"""Receives rows as soon as they are measured."""
 Announce = Callable[[str], None]
-"""Takes the name of each step before it begins."""
+"""Receives the name of each step before it begins."""
 
 
 @dataclass
 class Report:
-    """A run. `save` may be called whenever rows have come in."""
+    """A run. `save` may be called after each new row."""
 
     header: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
-        """The kind that the run measured: one of `bench`, or of an older command."""
+        """Return the kind that the run measured: one of `bench`, or of an older command."""
         return str(self.header["kind"])
 
     def default_path(self) -> Path:
-        """Give `benchmarks/results/kind-date-commit.json` of the checkout, from any working directory."""
+        """Return `benchmarks/results/kind-date-commit.json` in the checkout, for any working directory."""
         date = "".join(character for character in self.header["date"][:19] if character.isalnum())
         return RESULTS / f"{self.kind}-{date}-{self.header['commit']}.json"
 
     def save(self, path: Path) -> None:
-        """Write the file. A run that is stopped leaves a complete one."""
+        """Write the file. A run that is stopped leaves a complete file."""
         header = json.dumps({**self.header, "stopped": self.header.get("stopped")}, indent=1, allow_nan=False)
         rows = ",\n".join(json.dumps(_plain(row), allow_nan=False) for row in self.rows)
         write_whole(path, f'{{"header": {header},\n"rows": [\n{rows}\n]}}\n')
 
     @classmethod
     def load(cls, path: Path) -> Report:
-        """Read a file that `save` wrote. For any other file a ValueError names the fault."""
+        """Read a file that `save` wrote. For any other file, raise a ValueError that names the fault."""
         try:
             content = json.loads(path.read_text())
         except json.JSONDecodeError as error:
@@ -141,20 +141,20 @@ class Report:
         return cls(content["header"], [_row(path, row) for row in content["rows"]])
 
     def failures(self) -> list[Row]:
-        """Rows of this package's own products that failed."""
+        """List the rows of this package's own products that failed."""
         return [row for row in self.rows if row.failed and row.contender.startswith("deep_gemm")]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that readers never see part of it."""
+    """Write a file so that readers never see a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
-    os.replace(temporary, path)  # noqa: PTH105  Path.rename replaces files on Unix alone
+    os.replace(temporary, path)  # noqa: PTH105  Path.rename replaces files only on Unix
 
 
 def geometric_mean(ratios: Iterable[float]) -> float | None:
-    """Return the geometric mean of ratios, or None without any.
+    """Return the geometric mean of ratios, or None if there are none.
 
     >>> geometric_mean([0.5, 2.0])
     1.0
@@ -164,7 +164,7 @@ def geometric_mean(ratios: Iterable[float]) -> float | None:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    """The row for JSON: NaN and infinity become null, and unknown optional fields are left out."""
+    """Convert the row to JSON: NaN and infinity become null, and unknown optional fields are left out."""
     values = {name: _plain_number(value) for name, value in asdict(row).items()}
     return {name: value for name, value in values.items() if name in FIELDS_OF_EVERY_ROW or value not in (None, ())}
 

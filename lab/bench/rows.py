@@ -1,4 +1,4 @@
-"""FP8 products with a scale for each row beside torch's, vLLM's CUTLASS and 128x128 blocks. Cold, on a GPU."""
+"""FP8 products with a scale for each row, compared with torch's, vLLM's CUTLASS and 128x128 blocks. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ WEIGHTS = (
 )
 MS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CHECKED = 64
-"""Rows that are compared with an FP64 product, the first ones."""
+"""This many rows, from the first on, are compared with an FP64 product."""
 MOST_FAST_ERROR = 8e-3
-"""Fast accumulation keeps fewer bits than rounding to BF16 leaves."""
+"""Fast accumulation loses more than rounding to BF16 does."""
 BY_ROWS: dict[str, Any] = {"recipe_a": (1, 0), "recipe_b": (1, 0)}
 
 
@@ -71,12 +71,12 @@ def dense(shape: Shape, device: str = "cuda") -> Work:
 
 
 def by_torch(a: Operand, b: Operand, *, fast: bool) -> Tensor:
-    """Multiply as torch does."""
+    """Multiply with torch."""
     return torch._scaled_mm(a[0], b[0].t(), a[1], b[1].t(), out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
 def by_cutlass(a: Operand, b: Operand) -> Callable[[], Tensor]:
-    """Multiply as vLLM does. Without vLLM the first call raises, and the other contenders are measured."""
+    """Multiply with vLLM. Without vLLM the first call raises, and the other contenders are measured."""
 
     def call() -> Tensor:
         if importlib.util.find_spec("vllm") is None:
@@ -88,7 +88,7 @@ def by_cutlass(a: Operand, b: Operand) -> Callable[[], Tensor]:
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate ours beside each rival, and means of ratios by rows."""
+    """Tabulate our times beside each rival's, and means of ratios by rows."""
     rivals = {FAST: "fast", EXACT: "exact", CUTLASS: "cutlass", BLOCKS: "128x128"}
     columns = [table.shape("m x n x k"), table.ours()]
     for name, heading in rivals.items():

@@ -1,4 +1,4 @@
-"""Products into the parts of heads beside the plain product of that size. Cold, on a GPU."""
+"""Products that write parts of heads, compared with the plain product of that size. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def work_of(shape: Shape, device: str = "cuda") -> Work:
 
 
 class IntoHeads:
-    """Operands of a product into heads, and the plain product."""
+    """Operands of a product that writes parts of heads, and of the plain product."""
 
     def __init__(self, shape: Shape, device: str) -> None:
         m, n, k = shape
@@ -48,14 +48,14 @@ class IntoHeads:
         self.operations, self.bytes = 2 * m * n * k, (m + n) * k + m * n * 2 + of_scales
 
     def calls(self) -> dict[str, Call]:
-        """Both ways, by name."""
+        """Return both ways, by name."""
         return {
             OURS: lambda: fp8_gemm_nt_skip_head_mid(self.a, self.b, self.d, HEADS),
             ALONE: lambda: fp8_gemm_nt(self.a, self.b, self.plain),
         }
 
     def verdict(self) -> Verdict:
-        """Compute both, and judge the parts and the gaps between them."""
+        """Compute both products, and judge the parts and the gaps between them."""
         self.d.fill_(UNTOUCHED)
         for call in self.calls().values():
             call()

@@ -1,4 +1,4 @@
-"""Tables of a run: means of ratios, and columns; a column has a heading and makes the cell of each row."""
+"""Tables of a run: means of ratios, and columns. A column has a heading, and makes the cell of each line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ratios = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: a row, all contenders' rows of its kind and shape, and the time estimated for DeepGEMM."""
+    """A line of a table: a row, all rows of its kind and shape by contender, and DeepGEMM's estimated time."""
 
     row: Row
     others: Mapping[str, Row]
@@ -30,12 +30,12 @@ class Line:
         return None if other is None else other.us
 
     def over(self, us: float | None) -> float | None:
-        """The line's own time over another one."""
+        """Divide the line's own time by another time."""
         return over(self.row.us, us)
 
 
 class Column(NamedTuple):
-    """A column: its heading, and the cell of a line."""
+    """A column: its heading, and a function that makes the cell of a line."""
 
     heading: str
     cell: Callable[[Line], str]
@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
 
 def lines_of(report: Report, contender: str = OURS, *kinds: str, mode: str = "cold") -> list[Line]:
-    """Give a line for each row of a contender: of these kinds, all if none is named, in one mode."""
+    """Make a line for each row of a contender in one mode: for these kinds, or for all if none is named."""
     others: dict[tuple[str, tuple[int, ...]], dict[str, Row]] = {}
     for row in report.rows:
         if row.mode == mode:
@@ -69,7 +69,7 @@ def table_of(title: str, columns: Iterable[Column], lines: Iterable[Line], gap: 
 def means_of(
     keys: Sequence[str], names: Sequence[str], ratios: Iterable[tuple[tuple[str, ...], Ratios]], gap: int = 3
 ) -> Table:
-    """Tabulate geometric means of ratios, one line for each key that ratios share."""
+    """Tabulate geometric means of ratios, one line for each key."""
     table = new_table("geometric means of ratios", gap)
     for heading in (*keys, "shapes", *names):
         table.add_column(heading, justify="right")
@@ -95,22 +95,22 @@ def new_table(title: str, gap: int = 3) -> Table:
 
 
 def shape(heading: str, part: slice = slice(None)) -> Column:
-    """The shape of a row, or a part of it."""
+    """Make a column of the rows' shapes, or of a part of them."""
     return Column(heading, lambda line: name_of(line.row.shape[part]), is_left=True)
 
 
 def ours(heading: str = "us") -> Column:
-    """The line's own time."""
+    """Make a column of the lines' own times."""
     return Column(heading, lambda line: "failed" if line.row.failed else figure(line.row.us))
 
 
 def time(name: str, heading: str) -> Column:
-    """The time of a contender."""
+    """Make a column of a contender's times."""
     return Column(heading, lambda line: figure(line.us(name)))
 
 
 def beside(name: str, heading: str) -> tuple[Column, Column]:
-    """The time of a contender, and the line's own over that."""
+    """Make a column of a contender's times, and a column of the lines' own times divided by them."""
     return time(name, heading), Column("ratio", lambda line: ratio(line.over(line.us(name))))
 
 
@@ -127,7 +127,7 @@ TB_PER_S = Column(
 
 
 def name_of(sizes: Iterable[object]) -> str:
-    """A shape in short.
+    """Write a shape in short form.
 
     >>> name_of((64, 2112, 7168))
     '64x2112x7168'
@@ -136,12 +136,12 @@ def name_of(sizes: Iterable[object]) -> str:
 
 
 def over(us: float | None, other: float | None) -> float | None:
-    """A time over another; None if one is not known."""
+    """Divide a time by another; return None if either is unknown."""
     return us / other if us and other else None
 
 
 def figure(us: float | None) -> str:
-    """A time.
+    """Write a time.
 
     >>> figure(9.876), figure(123.456), figure(None)
     ('9.88', '123.5', '')
@@ -150,12 +150,12 @@ def figure(us: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """A ratio of times: green where the line is faster, red where it is slower by more than 2%."""
+    """Write a ratio of times: green if the line is faster, red if it is slower by more than 2%."""
     if value is None:
         return ""
     return f"[{'green' if value < 1 else 'red' if value > 1.02 else 'default'}]{value:.2f}[/]"
 
 
 def percent(fraction: float | None) -> str:
-    """A part of a whole."""
+    """Write a fraction in percent."""
     return "" if fraction is None else f"{fraction:.0%}"

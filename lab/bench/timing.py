@@ -4,7 +4,7 @@ Cold calls of all contenders are interleaved in one recording of the profiler:
 
     fill  call of A  fill  call of B  fill  call of C  fill  call of B  fill  call of C  fill  call of A ...
 
-A fill evicts the L2 and marks where a call begins: all kernels between two fills belong to one call. The order of the
+A fill evicts the L2 and marks the start of a call: all kernels between two fills belong to one call. The order of the
 contenders rotates by one in each round.
 """
 
@@ -22,14 +22,14 @@ import torch
 from deep_gemm.testing.bench import L2_FLUSH_BYTES
 
 WARM_UPS = 3
-# Fills ahead of the first call. If the profiler loses events while it starts, it loses these.
+# Fills before the first call. If the profiler loses events at its start, it loses these.
 LEADING_FILLS = 3
 SUSTAINED_SECONDS = 0.4
 SUSTAINED_CHUNKS = 5
 
 
 class PairingError(RuntimeError):
-    """The profiler's kernels do not match the calls that were made."""
+    """The profiler's kernels do not match the calls."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Spread:
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Spread:
-        """Summarize times of equal calls."""
+        """Summarize times of repeated calls."""
         return cls(statistics.median(times), min(times), max(times))
 
 
@@ -76,7 +76,7 @@ class L2Flush:
             names = Counter(event.name for event in profiled(lambda: [self._buffer.fill_(1.0) for _ in range(4)]))
             if len(names) == 1:
                 return next(iter(names))
-        raise PairingError(f"a fill should be one kernel, the profiler saw {dict(names) or 'none'}")
+        raise PairingError(f"a fill: expected one kernel, got {dict(names) or 'none'}")
 
 
 def cold(
@@ -84,7 +84,7 @@ def cold(
 ) -> dict[str, tuple[Spread, tuple[str, ...]]]:
     """Time each contender's calls cold, and name the kernels of one call.
 
-    `while_busy` runs when all work is queued and the GPU is still busy.
+    `while_busy` runs once all work is queued, while the GPU is still busy.
     """
     found = recorded(calls, flush, repeats, while_busy)
     return {
@@ -96,7 +96,7 @@ def cold(
 def recorded(
     calls: Mapping[str, Callable[[], Any]], flush: L2Flush, repeats: int, while_busy: Callable[[], None] | None = None
 ) -> dict[str, list[Kernels]]:
-    """Make each contender's calls cold, and give the kernels of every call in the order of their starts."""
+    """Run each contender's calls cold, and return the kernels of every call in order of their starts."""
     order = rotated(list(calls), repeats)
     for call in calls.values():
         for _ in range(WARM_UPS):
@@ -113,12 +113,12 @@ def recorded(
 
     try:
         return kernels_of_calls(profiled(work), flush.name, order)
-    except PairingError:  # the profiler may drop events when it swaps buffers, so try once more
+    except PairingError:  # the profiler may drop events when it swaps buffers, so try a second time
         return kernels_of_calls(profiled(work), flush.name, order)
 
 
 def sustained(call: Callable[[], Any], cold_us: float, while_busy: Callable[[], None] | None = None) -> Spread:
-    """Time calls back to back for about 0.4 s, in five parts. The GPU settles at the clock that its power allows."""
+    """Time calls back to back for about 0.4 s, in five parts. The GPU settles at the clock of its power limit."""
     repeats = max(1, round(SUSTAINED_SECONDS / SUSTAINED_CHUNKS / (cold_us * 1e-6)))
     events = [torch.cuda.Event(enable_timing=True) for _ in range(SUSTAINED_CHUNKS + 1)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
@@ -135,7 +135,7 @@ def sustained(call: Callable[[], Any], cold_us: float, while_busy: Callable[[], 
 
 
 def warm(call: Callable[[], Any], repeats: int = 10) -> Spread:
-    """Time calls one after the other, each between two events, after calls that warm up; waits of the host count."""
+    """Time calls one after the other, each between two events, after warm-up calls; the host's waits count."""
     for _ in range(WARM_UPS):
         call()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]
@@ -149,7 +149,7 @@ def warm(call: Callable[[], Any], repeats: int = 10) -> Spread:
 
 
 def rotated(names: Sequence[str], repeats: int) -> list[str]:
-    """Give the order of calls. Each round starts with the contender that was second in the round before.
+    """Return the order of calls. Each round starts with the contender that was second in the previous round.
 
     >>> rotated("abc", 3)
     ['a', 'b', 'c', 'b', 'c', 'a', 'c', 'a', 'b']
@@ -160,8 +160,8 @@ def rotated(names: Sequence[str], repeats: int) -> list[str]:
 def kernels_of_calls(events: Sequence[KernelEvent], fill: str, order: Sequence[str]) -> dict[str, list[Kernels]]:
     """Assign kernels to calls: for each contender, the kernels of every call in the order of their starts.
 
-    Calls are counted from the end, where no events are lost. Every call of a contender must have the same kernels,
-    which proves that none was assigned to a neighbouring call. Their order may differ: dependent launches overlap.
+    Calls are counted from the end, where the profiler loses no events. All calls of a contender must have the same
+    kernels; this proves that no kernel was assigned to a neighbouring call. Their order may differ: launches overlap.
     """
     segments: list[list[KernelEvent]] = []
     for event in sorted(events, key=lambda event: event.start_us):
@@ -170,7 +170,7 @@ def kernels_of_calls(events: Sequence[KernelEvent], fill: str, order: Sequence[s
         elif segments:
             segments[-1].append(event)
     if not len(order) <= len(segments) <= len(order) + LEADING_FILLS:
-        raise PairingError(f"the profiler saw {len(segments)} fills for {len(order)} calls")
+        raise PairingError(f"expected {len(order)} fills, one for each call, got {len(segments)}")
     found: dict[str, list[Kernels]] = {name: [] for name in order}
     for name, kernels in zip(order, segments[len(segments) - len(order) :], strict=True):
         found[name].append(tuple(kernels))
@@ -178,17 +178,17 @@ def kernels_of_calls(events: Sequence[KernelEvent], fill: str, order: Sequence[s
         kinds = Counter(tuple(sorted(names_of(kernels))) for kernels in calls)
         if len(kinds) > 1 or not calls[0]:
             seen = "; ".join(f"{count} x {list(kernels) or 'no kernel'}" for kernels, count in kinds.items())
-            raise PairingError(f"{name}: every call should launch the same kernels, the profiler saw {seen}")
+            raise PairingError(f"{name}: expected the same kernels in every call, got {seen}")
     return found
 
 
 def names_of(kernels: Kernels) -> tuple[str, ...]:
-    """Names of a call's kernels."""
+    """List the names of a call's kernels."""
     return tuple(kernel.name for kernel in kernels)
 
 
 def span_us(kernels: Kernels) -> float:
-    """Say how long a call took on the GPU: from the start of its first kernel to the end of its last.
+    """Measure a call on the GPU, from the start of its first kernel to the end of its last.
 
     >>> span_us((KernelEvent("cast", 10, 2), KernelEvent("begins meanwhile", 11, 5), KernelEvent("last", 20, 1)))
     11
@@ -197,7 +197,7 @@ def span_us(kernels: Kernels) -> float:
 
 
 def busy_us(kernels: Sequence[KernelEvent]) -> float:
-    """Say how long at least one of the kernels ran. They must be in the order of their starts.
+    """Measure the time in which at least one kernel ran. The kernels must be in order of their starts.
 
     >>> busy_us([KernelEvent("makes maps", 10, 2), KernelEvent("begins meanwhile", 11, 5), KernelEvent("last", 20, 1)])
     7.0
@@ -211,7 +211,7 @@ def busy_us(kernels: Sequence[KernelEvent]) -> float:
 
 
 def profiled(work: Callable[[], Any]) -> list[KernelEvent]:
-    """Everything that the GPU does for `work`."""
+    """List all kernels, copies and fills that the GPU runs for `work`."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         work()

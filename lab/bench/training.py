@@ -1,6 +1,6 @@
-"""Layers that are trained, forward and backward, beside the same in BF16 by torch, and by torchao. Warm, on a GPU.
+"""Layers in training, forward and backward, compared with BF16 layers of torch, and with torchao. Warm, on a GPU.
 
-torchao is measured where it is installed. It needs no C extension: its Python files on PYTHONPATH are enough.
+torchao is measured if it is installed. It needs no C extension: its Python files on PYTHONPATH are enough.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ METHOD = (
 )
 EXPERTS, LINEAR, REGRESSION = "train_experts", "train_linear", "train_regression"
 KEPT = "deep_gemm, casts kept"
-"""A batch after the first between two steps of an optimizer: the weights are cast already."""
+"""A batch after the first one between two optimizer steps: the weights are cast already."""
 ROWS, AO, AO_COMPILED = "deep_gemm by rows", "torchao rowwise", "torchao rowwise compiled"
 CONTENDERS = (OURS, KEPT, ROWS, AO, AO_COMPILED, BF16)
 STEP, FORWARD = "step", "forward"
 MOST_ERROR = 0.1
-"""`TYPICAL_OF_EXPERTS` of the tests: six operands are rounded to FP8."""
+"""The same as `TYPICAL_OF_EXPERTS` of the tests: six operands are rounded to FP8."""
 SHAPES: tuple[Shape, ...] = (
     (128, 8, 32768, 2048, 768),
     (64, 8, 16384, 4096, 1536),
@@ -64,14 +64,14 @@ SHAPES: tuple[Shape, ...] = (
     *((tokens, n, k) for n, k in ((4096, 4096), (14336, 4096), (7168, 18432)) for tokens in (4096, 16384)),
     (4096, 1024, 4096, 300),
 )
-"""Experts, top-k, tokens, hidden, intermediate; tokens, n, k of a linear layer; or tokens, width, width between the
-layers and steps of a regression."""
+"""Experts, top-k, tokens, hidden, intermediate; or for a linear layer tokens, n, k; or for a regression tokens, width,
+width between the layers, and steps."""
 KINDS = {3: LINEAR, 4: REGRESSION, 5: EXPERTS}
 MAX_NAME = 48
 MOST_COMPARED = 1 << 31
-"""If a result or gradient has more bytes than this, only a part of it is compared."""
+"""A result or gradient with more bytes than this is compared only in part."""
 WAIT, LAUNCH_US = "wait", 3.0
-"""A gap up to this long between two launches is no wait."""
+"""A gap up to this long between two launches does not count as a wait."""
 
 
 def shapes_of(*, quick: bool = False) -> Sequence[Shape]:
@@ -80,7 +80,7 @@ def shapes_of(*, quick: bool = False) -> Sequence[Shape]:
 
 
 def kind_of(shape: Shape) -> str:
-    """Tell kinds apart by how many numbers a shape has."""
+    """Tell the kind of a shape by its number of sizes."""
     return KINDS[len(shape)]
 
 
@@ -97,7 +97,7 @@ def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, anno
 
 
 class Layer(NamedTuple):
-    """One way to compute a layer, and where its gradients are."""
+    """One way to compute a layer, and the tensors that receive its gradients."""
 
     forward: Callable[[], Tensor]
     leaves: Sequence[Tensor]
@@ -109,7 +109,7 @@ class Layer(NamedTuple):
         return self.run()[1:]
 
     def run(self) -> list[Tensor]:
-        """Give the result, and the gradients of all leaves in their order."""
+        """Return the result, and the gradients of all leaves in order."""
         for leaf in self.leaves:
             leaf.grad = None
         out = self.forward()
@@ -118,7 +118,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
-    """All ways to compute a layer, with the same parameters."""
+    """Make all ways to compute a layer, with the same parameters."""
     said: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     if kind_of(shape) == LINEAR:
         tokens, n, k = shape
@@ -148,7 +148,7 @@ def linear_contenders() -> list[str]:
 
 
 def converted(name: str, model: torch.nn.Module) -> Any:
-    """Convert linear layers as a contender computes them. torchao emulates its products where there is no GPU."""
+    """Convert linear layers for a contender. torchao emulates its products without a GPU."""
     if name in (OURS, KEPT, ROWS):
         to_fp8_training(model, recipe="row" if name == ROWS else "block")
     elif name != BF16:
@@ -158,12 +158,12 @@ def converted(name: str, model: torch.nn.Module) -> Any:
         float8.convert_to_float8_training(model, config=replace(config, emulate=emulates))
     if name != AO_COMPILED:
         return model
-    torch._dynamo.reset()  # a layer ahead of this one is no reason to compile for any shape, or not at all
+    torch._dynamo.reset()  # an earlier layer must not make torch compile for any shape, or give up
     return torch.compile(model, dynamic=False)
 
 
 def learned(shape: Shape, device: str, only: Sequence[str] = ()) -> list[Row]:
-    """Train two layers in each way, on the same numbers, and give the losses at the end."""
+    """Train two layers in each way, on the same numbers, and return the losses at the end."""
     tokens, width, inner, steps = shape
     rows = []
     for name in linear_contenders():
@@ -190,14 +190,14 @@ def learned(shape: Shape, device: str, only: Sequence[str] = ()) -> list[Row]:
             optimizer.step()
             losses.append(loss.detach())
         last = float(torch.stack(losses[-10:]).mean())
-        rows.append(Row(REGRESSION, shape, name, STEP, error=last, failed=None if last < 1 else "it learned nothing"))
+        rows.append(Row(REGRESSION, shape, name, STEP, error=last, failed=None if last < 1 else "nothing learned"))
     return rows
 
 
 def work_of(shape: Shape) -> tuple[int, int]:
-    """Operations of forward, and bytes that a step moves at least.
+    """Count the operations of forward, and the fewest bytes that a step moves.
 
-    They are inputs and gradients of both sides once, and parameters in BF16 three times: for forward, for backward,
+    A step moves inputs, outputs and their gradients once, and BF16 parameters three times: for forward, for backward,
     and as gradients.
     """
     if kind_of(shape) == LINEAR:
@@ -239,20 +239,20 @@ def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list
 def error_of(layers: dict[str, Layer], name: str = OURS) -> float:
     """Find the largest relative error of the result and the gradients.
 
-    A GPU may not have room for the gradients of both ways: then some experts' are compared.
+    If a GPU's memory cannot hold the gradients of both ways, only some experts' gradients are compared.
     """
     ours, right = ([some_of(each) for each in layers[way].run()] for way in (name, BF16))
     errors = [relative_error(*each) for each in zip(ours, right, strict=True)]
-    return float(torch.tensor(errors, dtype=torch.float64).max())  # NaN is the largest
+    return float(torch.tensor(errors, dtype=torch.float64).max())  # the maximum is NaN if any error is
 
 
 def some_of(x: Tensor) -> Tensor:
-    """Copy every n-th row, or expert, so that the copy has about `MOST_COMPARED` bytes, or all if there are no more."""
+    """Copy every n-th row, or expert, so that the copy has about `MOST_COMPARED` bytes; copy a smaller tensor whole."""
     return x[:: ceil_div(x.nbytes, MOST_COMPARED)].clone()
 
 
 def peak_bytes(layer: Layer) -> int:
-    """Count the bytes that a step allocates at its peak, beyond those allocated before it."""
+    """Count the bytes of a step's peak, above the bytes that were allocated before it."""
     for leaf in layer.leaves:
         leaf.grad = None
     torch.cuda.synchronize()
@@ -263,7 +263,7 @@ def peak_bytes(layer: Layer) -> int:
 
 
 def parts_of(events: Sequence[KernelEvent]) -> dict[str, float]:
-    """Give the time line of a step: kernels in the order of their starts, and the time without a kernel before each.
+    """Return the timeline of a step: kernels in order of their starts, and the time without a kernel before each.
 
     >>> events = [KernelEvent("a", 0, 2), KernelEvent("a", 2, 3), KernelEvent("b", 9, 1)]
     >>> parts_of(events)
@@ -274,7 +274,7 @@ def parts_of(events: Sequence[KernelEvent]) -> dict[str, float]:
     for event in sorted(events, key=lambda event: event.start_us):
         if end is not None and event.start_us > end + LAUNCH_US:
             named.append((WAIT, event.start_us - end))
-        # Time in which the kernel before still ran does not count again.
+        # Time in which the previous kernel still ran does not count twice.
         us = event.us if end is None else max(0.0, event.start_us + event.us - max(end, event.start_us))
         named.append((event.name[:MAX_NAME], us))
         end = max(end or 0.0, event.start_us + event.us)
@@ -286,7 +286,7 @@ def parts_of(events: Sequence[KernelEvent]) -> dict[str, float]:
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate steps beside those in BF16, and a time line of each of ours."""
+    """Tabulate steps beside BF16 steps, and a timeline of each step of ours."""
     forward = {(row.shape, row.contender): row.us for row in report.rows if row.mode == FORWARD}
     columns = (
         table.shape("shape"),

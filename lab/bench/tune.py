@@ -1,7 +1,7 @@
-"""Is the chosen tile the fastest? Every tile that may be faster is timed beside it, cold, in rotating order.
+"""Tests whether the chosen tile is the fastest: every promising tile is timed beside it, cold, in rotating order.
 
-The first of two rounds times every tile whose modelled cost is near the lowest, a few calls each. The second times the
-best of them and the chosen one again, more often. It alone judges, so that luck in the first round cannot win.
+The first of two rounds times every tile whose modelled cost is near the lowest, with a few calls each. The second
+round times the best tiles and the chosen tile again, with more calls. Only it judges, so luck in the first cannot win.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FINALISTS = 4
 
 @dataclass(frozen=True)
 class Contest:
-    """A dense product, and the tiles that are timed for it: first the chosen one."""
+    """A dense product, and the tiles to time for it, the chosen tile first."""
 
     case: Case
     output: Output
@@ -53,7 +53,7 @@ class Contest:
 
     @classmethod
     def of(cls, case: Case, output: Output, gpu: Gpu) -> Contest:
-        """Enter the chosen tile, and the tiles that may be faster."""
+        """Enter the chosen tile, and all tiles that may be faster."""
         m, n, k = case.shape
         split_k = not get_batch_invariant()
         able = [
@@ -68,7 +68,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Time:
-    """The time that a tile took."""
+    """The time of one tile."""
 
     tile: Tile
     config: str
@@ -85,7 +85,7 @@ class Judgement:
 
     @property
     def best(self) -> Time:
-        """The fastest, which may be the chosen one."""
+        """Return the fastest entrant, which may be the chosen tile."""
         return min((self.chosen, *self.rivals), key=lambda time: time.spread.us)
 
     @property
@@ -100,7 +100,7 @@ def configurations(contests: Iterable[Contest]) -> list[GemmConfig | DecodeConfi
 
 
 def compile_all(configs: Sequence[GemmConfig | DecodeConfig], announce: Callable[[str], None]) -> None:
-    """Compile these on all processors."""
+    """Compile these configurations on all processors."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for done in as_completed([pool.submit(build, config) for config in configs]):
             done.result()
@@ -108,12 +108,12 @@ def compile_all(configs: Sequence[GemmConfig | DecodeConfig], announce: Callable
 
 
 def build(config: GemmConfig | DecodeConfig) -> None:
-    """Compile a configuration, or find it in the cache."""
+    """Compile a configuration, or load it from the cache."""
     kernel_of(config).build(config)
 
 
 def judge(contest: Contest, flush: L2Flush) -> Judgement:
-    """Time the entrants for operands of their own, which are gone afterwards."""
+    """Time the entrants with new operands, which are freed afterwards."""
     p = random_problem(contest.case.shape, contest.output)
 
     def times(entrants: Sequence[Estimate], repeats: int) -> list[Time]:

@@ -1,8 +1,8 @@
-"""`python -m lab tune --fit`: the constants of the cost model from measured times, and how well choices by them do.
+"""The command `python -m lab tune --fit`: fit the cost model's constants to measured times, and judge its choices.
 
-A choice is judged by its regret: how much longer the chosen tile took than the fastest that was timed. The fit looks
-for constants that give a small regret in the products that it may see, and right times too. A regret changes in
-jumps, so it is smoothed: each tile counts as chosen in part, the more the closer its cost is to the lowest.
+A choice is judged by its regret: the extra time of the chosen tile over the fastest timed tile. The fit searches
+constants with small regrets in the products for fitting, and with right times too. A regret changes in jumps, so it
+is smoothed: each tile counts as chosen in part, and counts more the closer its cost is to the lowest.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from .table import new_table
 
 NAMES = tuple(field.name for field in fields(Timings))
 OF_A_GPU = ("dram_tb_per_s", "evict_us")
-"""The constants that each GPU has of its own."""
+"""Constants whose values differ between GPUs."""
 SHARPNESS = 100.0
-"""A tile that costs 1% more than the lowest counts as chosen 1/e times as much."""
+"""A tile that costs 1% more than the lowest counts as chosen 1/e times as much as the lowest."""
 WEIGHT_OF_ERRORS = 0.15
-"""Weight of an error of a near-best tile's time beside a regret of the same size."""
+"""Weight of an error in a near-best tile's time, relative to a regret of the same size."""
 NEAR = 0.3
-"""A tile's error counts if it took up to this part longer than the best, the less the longer it took."""
+"""A tile's error counts if its time is up to this fraction above the best; it counts less the slower the tile is."""
 FIRST_STEP, LAST_STEP = 0.2, 0.005
-"""Constants are changed by these parts of themselves: the first step, and the least one."""
+"""Relative changes of a constant: the first step, and the smallest step."""
 LEAST_GAIN = 1e-6
-"""A smaller gain counts as none."""
+"""A smaller gain is ignored."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product that was timed."""
+    """A timed product."""
 
     output: Output
     m: int
@@ -59,26 +59,26 @@ class Product:
     is_fitted: bool
     purpose: str
     us: Mapping[str, float]
-    """Times by the names of tiles."""
+    """Times in us, by the names of tiles."""
 
     @property
     def best_us(self) -> float:
-        """The time of the fastest tile."""
+        """Return the time of the fastest tile."""
         return min(self.us.values())
 
     @property
     def name(self) -> str:
-        """Short, for people."""
+        """Return a short name for people."""
         groups = f"{self.num_groups} groups, " if self.num_groups else ""
         return f"{groups}{self.m}x{self.n}x{self.k} {self.output.name}"
 
     @property
     def kind(self) -> str:
-        """A word for tables."""
+        """Return the name of its kind for tables."""
         return self.output.work.name or "dense"
 
     def tiles(self) -> dict[str, Tile]:
-        """The tiles that were timed and still exist, by name."""
+        """Return the timed tiles that still exist, by name."""
         known = (*DEPTHS_TILES, SHARING_A) if self.output.work.is_along_k else tiles_for(self.output)
         by_name = {tile.name: tile for tile in known}
         return {name: by_name[name] for name in self.us if name in by_name}
@@ -88,14 +88,14 @@ class Product:
         return estimate(tile, self.shape, self.output, gpu, timings).cost_us
 
     def chosen(self, gpu: Gpu, timings: Timings) -> Tile:
-        """The tile that would be chosen by these timings."""
+        """Return the tile that a call would choose by these timings."""
         if self.output.work is DENSE:
             return menu_by(timings, self.n, self.k, self.output, gpu).tile_for(self.m)
         return chosen_tile(self.shape, self.output, gpu, timings)
 
     @property
     def shape(self) -> Sizes:
-        """Sizes as far as the host knows them."""
+        """Return the sizes that the host knows."""
         work, groups = self.output.work, max(self.num_groups, 1)
         rows = self.m / groups if work.is_stacked else self.m
         return Sizes(rows, self.n, sum(self.sizes) // groups if work.is_along_k else self.k, groups)
@@ -103,14 +103,14 @@ class Product:
 
 @dataclass(frozen=True)
 class Collected:
-    """A file of times: on one GPU of each product in every tile that may suit it."""
+    """A file of times: products on one GPU, each with every tile that may suit it."""
 
     gpu: Gpu
     products: tuple[Product, ...]
 
     @classmethod
     def load(cls, path: Path) -> Collected:
-        """Read a file of times of tiles; for any other file a ValueError names the fault."""
+        """Read a file of times of tiles; for any other file, raise a ValueError that names the fault."""
         try:
             content = json.loads(path.read_text())
             machine = content["header"]["machine"]
@@ -146,7 +146,7 @@ _GROUPED = [
 
 @dataclass(frozen=True)
 class Regret:
-    """Regret: how much longer chosen tiles took than the fastest."""
+    """Regret: the extra time of chosen tiles over the fastest tiles."""
 
     of: str
     count: int
@@ -157,7 +157,7 @@ class Regret:
 
     @classmethod
     def over(cls, of: str, lost: Sequence[tuple[float, Product]]) -> Regret:
-        """Sum up."""
+        """Summarize regrets."""
         ordered = sorted(lost, key=lambda each: each[0])
         values = [value for value, _ in ordered]
         worst, product = ordered[-1]
@@ -166,7 +166,7 @@ class Regret:
 
 
 def regrets(products: Iterable[Product], gpu: Gpu, timings: Timings) -> list[Regret]:
-    """Regrets by kind, of products that the fit saw and of those held back."""
+    """Summarize regrets by kind, separately for products that the fit saw and for the others."""
     lost: dict[str, list[tuple[float, Product]]] = {}
     for product in products:
         value = regret(product, gpu, timings)
@@ -177,7 +177,7 @@ def regrets(products: Iterable[Product], gpu: Gpu, timings: Timings) -> list[Reg
 
 
 def regret(product: Product, gpu: Gpu, timings: Timings) -> float:
-    """Say how much longer the chosen tile took than the fastest; an untimed tile counts as the slowest."""
+    """Return the extra time of the chosen tile over the fastest, as a fraction; an untimed tile counts as slowest."""
     us = product.us.get(product.chosen(gpu, timings).name, max(product.us.values()))
     return us / product.best_us - 1
 
@@ -186,7 +186,7 @@ def regret(product: Product, gpu: Gpu, timings: Timings) -> float:
 
 
 class _Search:
-    """Constants while they are fitted, and the loss of each product with them."""
+    """The constants during a fit, and the loss of each product with them."""
 
     def __init__(self, collected: Sequence[Collected], timings: Mapping[str, Timings]) -> None:
         self.timings = dict(timings)
@@ -195,11 +195,11 @@ class _Search:
 
     @property
     def loss(self) -> float:
-        """Return the mean loss, which the fit makes small."""
+        """Return the mean loss, which the fit minimizes."""
         return statistics.fmean(self.losses)
 
     def take_if_better(self, timings: Mapping[str, Timings]) -> bool:
-        """Take these constants if they are better; tell whether they were."""
+        """Keep these constants if they are better; tell whether they are."""
         losses = [
             case.loss(timings[case.gpu.name]) if timings[case.gpu.name] is not self.timings[case.gpu.name] else before
             for case, before in zip(self.cases, self.losses, strict=True)
@@ -212,7 +212,7 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Case:
-    """A product, its tiles, and how much longer than the best each took."""
+    """A product, its tiles, and the extra time of each tile over the best."""
 
     product: Product
     gpu: Gpu
@@ -228,7 +228,7 @@ class _Case:
         return cls(product, gpu, tuple(tiles.values()), us, tuple(own / product.best_us - 1 for own in us))
 
     def loss(self, timings: Timings) -> float:
-        """The smoothed regret, and the errors of times that are near the best."""
+        """Return the smoothed regret, plus the errors of the near-best tiles' times."""
         costs = [self.product.cost_us(tile, self.gpu, timings) for tile in self.tiles]
         lowest = min(costs)
         shares = regret = weights = errors = 0.0
@@ -271,16 +271,16 @@ START = Timings(
     dram_tb_per_s=4,
     evict_us=6,
 )
-"""The fit starts here on any GPU, so that its result depends on the files alone."""
+"""The fit starts here on any GPU, so that its result depends only on the files."""
 
 
 def fit(
     collected: Sequence[Collected], start: Timings = START, announce: Callable[[str], None] = lambda _: None
 ) -> dict[str, Timings]:
-    """Find constants for the products that the fit may see, of all GPUs together.
+    """Fit constants to the products for fitting, of all GPUs together.
 
-    One constant at a time is changed by a step, which shrinks when it no longer helps. After each round all constants
-    go on as far as they went in it, for as long as that helps (Hooke and Jeeves).
+    Each step changes one constant; the step shrinks once it no longer helps. After each round all constants repeat
+    their change of that round, for as long as this helps (Hooke and Jeeves).
     """
     search = _Search(collected, {one.gpu.name: replace(start) for one in collected})
     steps: dict[tuple[str, str | None], float] = {(name, None): FIRST_STEP for name in NAMES if name not in OF_A_GPU}
@@ -299,7 +299,7 @@ def fit(
 
 
 def _changed(timings: Mapping[str, Timings], name: str, gpu: str | None, factor: float) -> dict[str, Timings]:
-    """Change a constant of one GPU, or of all."""
+    """Change a constant for one GPU, or for all."""
     return {
         of: replace(each, **{name: getattr(each, name) * factor}) if gpu in (None, of) else each
         for of, each in timings.items()
@@ -307,7 +307,7 @@ def _changed(timings: Mapping[str, Timings], name: str, gpu: str | None, factor:
 
 
 def _further(before: Mapping[str, Timings], after: Mapping[str, Timings]) -> dict[str, Timings]:
-    """Go on from `after` as far as it is from `before`."""
+    """Extrapolate: repeat the change from `before` to `after`."""
     return {
         of: Timings(*(getattr(each, name) ** 2 / getattr(before[of], name) for name in NAMES))
         for of, each in after.items()
@@ -315,12 +315,12 @@ def _further(before: Mapping[str, Timings], after: Mapping[str, Timings]) -> dic
 
 
 def rounded(timings: Timings) -> Timings:
-    """Round times for the file: to the digits that mean something."""
+    """Round times for the file to their significant digits."""
     return Timings(*(float(f"{getattr(timings, name):.3g}") for name in NAMES))
 
 
 def text_of(timings: Mapping[str, Timings], made_by: str) -> str:
-    """Write gemm/choose/timings.json, a constant on each line."""
+    """Return the text of gemm/choose/timings.json, with one constant on each line."""
     own = {name: {key: getattr(each, key) for key in OF_A_GPU} for name, each in sorted(timings.items())}
     of_all = {key: value for key, value in asdict(next(iter(timings.values()))).items() if key not in OF_A_GPU}
     return json.dumps({"format": FORMAT, "made_by": made_by, "all": of_all, "gpus": own}, indent=1) + "\n"
@@ -330,7 +330,7 @@ def text_of(timings: Mapping[str, Timings], made_by: str) -> str:
 
 
 def run(files: Sequence[Path], out: Path) -> None:
-    """Make the constants of these files' GPUs, and print how well choices by them do."""
+    """Fit the constants of these files' GPUs, and print how good the choices are."""
     if not files:
         raise UsageError("tune: expected --fit and files of times of tiles, got none")
     try:
@@ -350,7 +350,7 @@ def run(files: Sequence[Path], out: Path) -> None:
 
 
 def _of_other_gpus(fitted: Mapping[str, Timings]) -> dict[str, Timings]:
-    """Make the timings of GPUs without a file: they keep their own constants, and share the rest."""
+    """Return the timings of GPUs without a file: they keep their own constants, and share the rest."""
     shared = next(iter(fitted.values()))
     return {
         name: replace(shared, **{key: getattr(before, key) for key in OF_A_GPU})
@@ -360,7 +360,7 @@ def _of_other_gpus(fitted: Mapping[str, Timings]) -> dict[str, Timings]:
 
 
 def _table(title: str, before: Sequence[Regret], after: Sequence[Regret]) -> Table:
-    """Say how far choices are behind the best, by the constants before and after a fit."""
+    """Tabulate the regrets of choices, by the constants before and after a fit."""
     table = new_table(title)
     table.add_column("products")
     for heading in ("count", "mean before", "after", "p95 before", "after", "worst before", "after"):

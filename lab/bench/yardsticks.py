@@ -1,8 +1,8 @@
-"""Estimate how long DeepGEMM would take today: its times of another day, scaled by yardsticks timed on both days.
+"""Estimate DeepGEMM's time in this run: its times from another day, scaled by yardsticks timed on both days.
 
-DeepGEMM is not run here; `family.json` holds its measured times. A copy shows how fast memory is that day, and torch's
-BF16 product shows how fast arithmetic is. The file says which of the two scales a shape. On a GPU other than the
-file's there is no estimate, only the yardsticks.
+DeepGEMM does not run here; `family.json` holds its measured times. A copy shows the present speed of memory, and
+torch's BF16 product the present speed of arithmetic. The file tells which yardstick scales a shape. On another GPU
+than the file's there is no estimate, only the yardsticks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Yardsticks:
-    """Microseconds of both yardsticks in one run, and the whole name of the GPU that it ran on."""
+    """Microseconds of both yardsticks in one run, and the full name of its GPU."""
 
     gpu: str | None
     copy_us: float
@@ -53,7 +53,7 @@ class Yardsticks:
 
 
 def measure(flush: L2Flush) -> list[Row]:
-    """Time both yardsticks on the current GPU, cold and interleaved: the rows that a result file has of them."""
+    """Time both yardsticks on the current GPU, cold and interleaved, and return their rows for a result file."""
     torch.manual_seed(0)
     source = torch.randn(COPY_SHAPE, device="cuda", dtype=torch.bfloat16)
     target = torch.empty_like(source)
@@ -64,7 +64,7 @@ def measure(flush: L2Flush) -> list[Row]:
 
 
 def rows_of(spreads: dict[str, Spread]) -> list[Row]:
-    """Rows of the yardsticks' times."""
+    """Make the rows of the yardsticks' times."""
     (rows, columns), (m, n, k) = COPY_SHAPE, PRODUCT_SHAPE
     return [
         Row(COPY, COPY_SHAPE, CONTENDER[COPY], "cold", bytes=rows * columns * 4, **asdict(spreads[COPY])),
@@ -89,5 +89,5 @@ def _family() -> dict[str, Any]:
 
 @cache
 def _times() -> dict[tuple[str, Shape], tuple[float, str]]:
-    """DeepGEMM's time of each kind and shape, and its yardstick."""
+    """Return DeepGEMM's time for each kind and shape, and its yardstick."""
     return {(row["kind"], tuple(row["shape"])): (row["us"], row["by"]) for row in _family()["rows"]}

@@ -1,1 +1,1 @@
-"""Engines that serve models with this package: what they call, and what runs inside them."""
+"""Engines that serve models with this package: their calls, and records of their runs."""

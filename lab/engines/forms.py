@@ -1,8 +1,8 @@
-"""Calls into deep_gemm as releases of engines make them on Hopper, with operands laid out as theirs are.
+"""Calls into deep_gemm by releases of engines on Hopper, with operands in the engines' layouts.
 
-`arguments` is the text of a call's arguments, with the names that its family draws; `right` says when its values are
-right. Forms of a family run in order, and a later one may use the result of an earlier one. `ELSEWHERE` holds the
-calls that engines make on other GPUs only.
+`arguments` is the text of a call's arguments, with names that its family draws; `right` tells whether the values of its
+result are right. Forms of a family run in order, and later forms may use earlier results. `ELSEWHERE` lists calls that
+engines make only on other GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALL = f"{VLLM}, {SGLANG}, {LMDEPLOY}"
 
 
 class Form(NamedTuple):
-    """One form of call."""
+    """One form of a call."""
 
     function: str
     arguments: str
@@ -29,24 +29,24 @@ class Form(NamedTuple):
     right: str
     """An expression that is true if the call returned and wrote the right results; `result` is its return value."""
     gives: str = ""
-    """The name of the result for later forms."""
+    """A name under which later forms use the result."""
 
     @property
     def keywords(self) -> set[str]:
-        """Names of arguments."""
+        """Return the names of the call's keyword arguments."""
         call = ast.parse(f"f({self.arguments})", mode="eval").body
         assert isinstance(call, ast.Call)
         return {str(keyword.arg) for keyword in call.keywords}
 
 
 class Family(NamedTuple):
-    """Forms whose operands are drawn together."""
+    """Forms that share drawn operands."""
 
     draw: Callable[[], Drawn]
     forms: tuple[Form, ...]
 
     def run(self) -> Iterator[tuple[Form, bool]]:
-        """Make each call, and say whether its values are right."""
+        """Run each call, and yield it with True if its values are right."""
         names = {**vars(operands), **self.draw()}
         for form in self.forms:
             for name in names.keys() & WRITTEN:
@@ -199,11 +199,11 @@ ELSEWHERE = {
     "get_paged_mqa_logits_metadata indices": BLACKWELL,
     "fp8_fp4_paged_mqa_logits indices": BLACKWELL,
 }
-"""Attributes, and keywords with their attribute, without a known call on Hopper, and why."""
+"""Attributes without a known call on Hopper, or an attribute and its keyword, with the reason."""
 
 
 def table() -> str:
-    """Write the table of docs/engines.md."""
+    """Return the table of calls for docs/engines.md."""
     rows = ["| call | releases |", "|---|---|"]
     for name, family in FAMILIES.items():
         rows += [f"| **{name}** | |"]
@@ -212,7 +212,7 @@ def table() -> str:
 
 
 def lacking(uses: dict[str, set[str]]) -> list[str]:
-    """Give the attributes, and the keywords with their attribute, that are neither in the table nor elsewhere."""
+    """List attributes, and keywords with their attribute, that are neither in the table nor in `ELSEWHERE`."""
     known: dict[str, set[str]] = {}
     for form in (form for family in FAMILIES.values() for form in family.forms):
         known.setdefault(form.function, set()).update(form.keywords)

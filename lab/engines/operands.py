@@ -1,4 +1,4 @@
-"""Operands laid out as in engines' calls, and checks of the calls' results."""
+"""Operands in the layouts of engines' calls, and checks of the calls' results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..sim.hc_prenorm import random_operands
 
 Drawn = dict[str, Any]
 WRITTEN = "d", "d_fp32", "squares", "y"
-"""Operands that calls write. They are NaN before each."""
+"""Operands that calls write. They are filled with NaN before each call."""
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Draw numbers of the usual size."""
+    """Draw normal numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
@@ -32,18 +32,18 @@ def near(got: Tensor, x: Tensor, y: Tensor) -> bool:
 
 
 def near_rows(got: Tensor, x: Tensor, y: Tensor, ids: Tensor) -> bool:
-    """Tell the same of rows with their group's weights. Rows without one are zeros beside a group, or left alone."""
+    """Tell whether rows are `near` x times their group's weight. A row without a group is zero, or unchanged."""
     owned = [ids == group for group in range(len(y))]
     return all(near(got[of], x[of], w) for of, w in zip(owned, y, strict=True))
 
 
 def near_counted(got: Tensor, x: Tensor, y: Tensor, counts: Tensor) -> bool:
-    """Tell the same of the first rows of each group."""
+    """Tell whether the first rows of each group, by its count, are `near` x times the group's weight."""
     return all(near(got[g, :count], x[g, :count], y[g]) for g, count in enumerate(counts.tolist()))
 
 
 def right_logits(p: Logits, got: Tensor) -> bool:
-    """Tell whether the logits of the keys that a token has are right. The others are undefined."""
+    """Tell whether a token's logits of its own keys are right. All other logits are undefined."""
     columns = torch.arange(got.shape[1])
     try:
         if isinstance(p, PagedLogits):
@@ -58,13 +58,13 @@ def right_logits(p: Logits, got: Tensor) -> bool:
 
 
 def right_prenorm(d: Tensor, squares: Tensor, a: Tensor, b: Tensor) -> bool:
-    """Tell whether partial sums add up to the product, of numbers in TF32, and to the rows' sums of squares."""
+    """Tell whether partial sums add up to the TF32 product, and to the rows' sums of squares."""
     pairs = (d.sum(0), a.float() @ b.t(), 1e-6), (squares.sum(0), a.float().square().sum(1), 1e-10)
     return all(bool(deep_gemm.calc_diff(got, right) < most) for got, right, most in pairs)
 
 
 def operands(rows: tuple[int, ...], columns: tuple[int, ...]) -> Drawn:
-    """Draw A and B of 256 columns: FP8 with scales for 128 and for 32, BF16, B in FP4; and their true numbers."""
+    """Draw A and B with 256 columns: FP8 with scales for 128 and for 32, BF16, B in FP4; and their exact numbers."""
     of_a, of_b = numbers(*rows, 256), numbers(*columns, 256, seed=1)
     a, sfa = deep_gemm.per_token_cast_to_fp8(of_a)
     b, sfb = deep_gemm.per_block_cast_to_fp8(of_b)
@@ -107,17 +107,17 @@ def stacked() -> Drawn:
 
 
 def counted() -> Drawn:
-    """Draw a matrix of rows for each group."""
+    """Draw a separate matrix of rows for each group."""
     return {**operands((3, 24), (3, 160)), "counts": torch.tensor([24, 0, 7], dtype=torch.int32)}
 
 
 def of_heads() -> Drawn:
-    """Draw tokens of two heads, whose scales lie as a fused cast leaves them."""
+    """Draw tokens of two heads, with scales in the layout of a fused cast."""
     return operands((5, 2), (2, 160))
 
 
 def many_logits() -> Drawn:
-    """Draw queries of many tokens, and keys one behind another."""
+    """Draw queries of many tokens, and keys in one contiguous matrix."""
     free = sim.problem((6, 70, 32, 64), sim.causal(6, 70))
     narrow = free._replace(is_compressed=True, logits=torch.full((6, 70), torch.nan, dtype=torch.float32))
     return {**free._asdict(), "kv": (free.keys, free.scales), "free": free, "narrow": narrow}
@@ -131,7 +131,7 @@ def paged_logits() -> Drawn:
 
 
 def prenorm() -> Drawn:
-    """Draw the operands of the product ahead of a norm of hyper-connections."""
+    """Draw the operands of the product that precedes a norm of hyper-connections."""
     a, b = random_operands(5, 24, 1024)
     return {
         "a": a,
@@ -142,7 +142,7 @@ def prenorm() -> Drawn:
 
 
 def mixture() -> Drawn:
-    """Draw tokens and experts of a rank that is alone, the first weight in turns of 8 rows as an engine lays it."""
+    """Draw tokens and experts of a single rank; in the first weight, 8 rows of gate and 8 of up alternate."""
     w1, w2 = numbers(4, 512, 512) / 16, numbers(4, 512, 256, seed=1) / 16
     (b1, s1), (b2, s2) = (deep_gemm.per_block_cast_to_fp8(w) for w in (w1, w2))
     gate, up = b1.view(torch.uint8).view(4, 2, 32, 8, 512).unbind(1)

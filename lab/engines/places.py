@@ -1,4 +1,4 @@
-"""Places of engines that plugins change or call: does a release's wheel have them as the plugins know them?"""
+"""Functions of engines that plugins replace or call: tests whether a wheel has them as the plugins expect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLUGINS: dict[str, Places] = {
 
 
 def changed(path: Path) -> list[str] | None:
-    """List the places that a wheel lacks or has with other parameters; None if no plugin is for its engine."""
+    """List functions that a wheel lacks or has with other parameters; return None if its engine has no plugin."""
     places = PLUGINS.get(path.name.partition("-")[0])
     if places is None:
         return None
@@ -33,7 +33,7 @@ def changed(path: Path) -> list[str] | None:
 
 
 def _find(wheel: zipfile.ZipFile, module: str, names: list[str]) -> ast.stmt | None:
-    """Find the statement that defines a name of a module, through imports from other modules."""
+    """Find the statement that defines a name of a module; follow imports from other modules."""
     path = f"{module.replace('.', '/')}.py"
     is_package = path not in wheel.namelist()
     path = f"{module.replace('.', '/')}/__init__.py" if is_package else path
@@ -52,7 +52,7 @@ def _find(wheel: zipfile.ZipFile, module: str, names: list[str]) -> ast.stmt | N
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:
-    """Give the names that a statement defines."""
+    """Yield the names that a statement defines."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.ImportFrom):
@@ -63,7 +63,7 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 
 
 def _parameters(node: ast.stmt) -> tuple[str, ...]:
-    """Give the parameters of a function, as of one that is bound to its class, or the fields of a tuple."""
+    """Return the parameters of a function (of a class method without the class), or the fields of a tuple."""
     if isinstance(node, ast.ClassDef):
         return tuple(name for each in node.body if isinstance(each, ast.AnnAssign) for name in _defined(each))
     if not isinstance(node, ast.FunctionDef):

@@ -1,4 +1,4 @@
-"""Kept runs of engines: the release, card and models of each."""
+"""Recorded runs of engines: the release, GPU and models of each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MODELS = {
     "deepseek_v3": "DeepSeek-V3",
     "deepseek_v4": "DeepSeek-V4",
 }
-"""The models' names on the page, by their names in files."""
+"""Titles of models for the page, by their names in files."""
 
 FORMS = {"": "", "_row": " by rows", "_bf16": " in BF16"}
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
 def ran() -> str:
-    """Write the table of docs/engines.md that says which engines ran on GPUs."""
+    """Return the table of docs/engines.md with the engines that ran on GPUs."""
     titles = {key + form: title + words for key, title in MODELS.items() for form, words in FORMS.items()}
     rows = ["| engine | card | date | with the plugin | with products alone | file |", "|---|---|---|---|---|---|"]
     reports = {path.stem: json.loads(path.read_text()) for path in RESULTS_FOLDER.glob("engines-*.json")}
@@ -42,5 +42,5 @@ def ran() -> str:
 
 
 def _has_plugin(run: Mapping[str, Any]) -> bool:
-    """Tell whether the plugin computed a run. Some files say so only by counting the plugin's calls."""
+    """Tell whether the plugin computed a run. Some files only show it by their count of the plugin's calls."""
     return run["who"].startswith("plugin") or any(call.startswith("plugin's") for call in run.get("calls", ()))

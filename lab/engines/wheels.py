@@ -1,4 +1,4 @@
-"""Calls into deep_gemm in the wheels of engines: the attributes they look for, and their keywords."""
+"""Calls into deep_gemm in the wheels of engines: the attributes that they use, and the keywords."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 Uses = dict[str, set[str]]
-"""The keywords of each attribute, from all its calls."""
+"""The keywords of each attribute, from all calls of it."""
 
 MODULES = ("utils", "layout", "math", "testing")
 NEWEST = ("vllm", "sglang", "lmdeploy")
 COPIES = re.compile(r"(^|/)third_party/deep_gemm/|^deep_gemm/")
-"""Files of another deep_gemm that a wheel has a copy of: they are not read."""
+"""Files of a wheel's own copy of another deep_gemm, which are not read."""
 _MODULE = re.compile(r"^(_?(dg|deep_gemm)|_?(import|get)_deep_gemm)$")
 """Names of modules, and of functions that return one."""
 _IMPORTED = re.compile(r"(^|third_party\.)deep_gemm(\.|$)")
 _PASSING = re.compile(r"\.utils\.deep_gemm$")
-"""A module of an engine whose functions pass keywords on to functions of the same names."""
+"""An engine's module whose functions pass keywords to deep_gemm's functions of the same names."""
 
 
 def uses_in_wheel(path: Path) -> Uses:
@@ -42,7 +42,7 @@ def uses_in_wheel(path: Path) -> Uses:
 
 
 def uses(source: str) -> tuple[Uses, Uses]:
-    """Read one file: its uses of the module, and of functions that pass calls on to the module's of the same name."""
+    """Read one file: how it uses the module, and functions that pass calls on to the module's functions."""
     tree = ast.parse(source)
     names, passing = dict(_names(tree, _IMPORTED)), dict(_names(tree, _PASSING))
     found: Uses = {attribute: set() for attribute in names.values()}
@@ -63,7 +63,7 @@ def uses(source: str) -> tuple[Uses, Uses]:
 
 
 def _names(tree: ast.AST, module: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """Names of a file that stand for attributes: imported from such a module, or found by `getattr`."""
+    """Yield pairs of a name in a file and its attribute, imported from a module that matches, or found by `getattr`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level and module.search(node.module or ""):
             yield from ((each.asname or each.name, each.name) for each in node.names)
@@ -73,20 +73,20 @@ def _names(tree: ast.AST, module: re.Pattern[str]) -> Iterator[tuple[str, str]]:
 
 
 def _last(node: ast.expr) -> str:
-    """Give the last word of a dotted name, or of the function that is called."""
+    """Return the last word of a dotted name, or of the name of a called function."""
     if isinstance(node, ast.Call):
         return _last(node.func)
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_module(node: ast.expr) -> bool:
-    """Tell whether an expression is the module, or `utils` and the like inside of it."""
+    """Tell whether an expression is the module, or a submodule such as `utils`."""
     inside = isinstance(node, ast.Attribute) and node.attr in MODULES and _is_module(node.value)
     return inside or bool(_MODULE.match(_last(node)))
 
 
 def _looked_up(node: ast.Call) -> str | None:
-    """Give the name that `getattr` or `hasattr` looks up in the module."""
+    """Return the name that `getattr` or `hasattr` looks up in the module."""
     if _last(node.func) in ("getattr", "hasattr") and len(node.args) > 1 and _is_module(node.args[0]):
         name = node.args[1]
         return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
@@ -101,7 +101,7 @@ def _called(function: ast.expr, names: dict[str, str]) -> str | None:
 
 @contextmanager
 def wheel_of(release: str) -> Iterator[Path]:
-    """Download a release, `vllm` or `vllm==0.33.0`, for the length of a block; or give a wheel that exists already."""
+    """Download a release, such as `vllm` or `vllm==0.33.0`, for the duration of a block; or yield an existing wheel."""
     path = Path(release)
     if path.is_file():
         yield path
@@ -111,5 +111,5 @@ def wheel_of(release: str) -> Iterator[Path]:
         run = subprocess.run([*pip, "--dest", folder, release], capture_output=True, text=True, check=False)
         wheels = [*Path(folder).glob("*.whl")]
         if run.returncode or not wheels:
-            raise ValueError(f"{release}: pip downloads no wheel: {(run.stderr or run.stdout).strip()[-300:]}")
+            raise ValueError(f"{release}: expected a wheel from pip, got: {(run.stderr or run.stdout).strip()[-300:]}")
         yield wheels[0]

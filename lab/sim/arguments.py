@@ -1,4 +1,4 @@
-"""Encodes a kernel's arguments as the bytes that it reads: numbers, pointers, tensor maps, and structs of these."""
+"""Encodes a kernel's arguments as bytes: numbers, pointers, tensor maps, and structs of these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TENSOR_MAP_MAGIC = 0x544D4150
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address of a buffer or of a byte in it; a null pointer if `buffer` is None."""
+    """The address of a buffer, or of a byte in it; a null pointer if `buffer` is None."""
 
     buffer: str | None
     byte_offset: int = 0
@@ -31,7 +31,7 @@ class Map:
 
 @dataclass(frozen=True)
 class U64:
-    """A 64-bit integer; a plain int is 32 bits wide."""
+    """A 64-bit integer; a plain int has 32 bits."""
 
     value: int
 
@@ -47,12 +47,12 @@ Argument = int | float | bytes | U64 | Pointer | Map | Struct
 
 
 def encode(argument: Argument, addresses: Mapping[str, int]) -> bytes:
-    """Give the bytes of one argument; `addresses` says where each buffer begins."""
+    """Return the bytes of one argument; `addresses` has the start of each buffer."""
     return _encode(argument, addresses)[0]
 
 
 def _encode(argument: Argument, addresses: Mapping[str, int]) -> tuple[bytes, int]:
-    """Bytes and alignment."""
+    """Return the bytes and the alignment."""
     if isinstance(argument, bytes):
         return argument, MAP_ALIGNMENT
     if isinstance(argument, Struct):
@@ -76,7 +76,7 @@ def _encode(argument: Argument, addresses: Mapping[str, int]) -> tuple[bytes, in
 
 
 def encode_tensor_map(spec: TensorMap, address: int, tensor: int) -> bytes:
-    """Give `ptx::TensorMap` as host/ptx/tma.cuh declares it. All it moves must be in the buffer at `tensor`."""
+    """Return the bytes of `ptx::TensorMap` (host/ptx/tma.cuh). TMA may only access the buffer at `tensor`."""
     if reason := spec.why_illegal():
         raise ValueError(f"tensor_map: {reason}")
     if address % ADDRESS_ALIGNMENT:

@@ -1,4 +1,4 @@
-"""Two products beside each other in the simulator. Each is a rank: they take turns, and one of them may be slow."""
+"""Two concurrent products in the simulator. Each product is a rank: ranks take turns, and one of them may be slow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WRITTEN = "d", "scales", "stored", "next_tile", "out"
 
 @dataclass(frozen=True)
 class _Into:
-    """A target of launches that keeps them, each for a rank of its own."""
+    """Keeps launches instead of running them; each launch is for a separate rank."""
 
     kernels: Mapping[Any, HostKernel]
     kept: list[list[KernelLaunch]]
@@ -47,13 +47,13 @@ class _Into:
         self.kept.append([KernelLaunch.of(self.kernels[config], config, packed, grid)])
 
     def room(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
-        """Refuse to make room: all memory of a simulation was stated."""
+        """Refuse to allocate: a simulation's memory is fixed from the start."""
         raise AssertionError(shape)
 
 
 @dataclass(frozen=True)
 class BesideTrial(AddressesTrial):
-    """An activated product of some groups and the product of its rows, whose configuration is `config`."""
+    """An activated product of some groups, and the product of its rows, whose configuration is `config`."""
 
     needs_ranks = True
     first: GemmConfig | None = None
@@ -61,18 +61,18 @@ class BesideTrial(AddressesTrial):
     sms_of_first: int = 2
 
     def headers(self) -> dict[str, str]:
-        """Give the headers that both kernels include."""
+        """Return the headers that both kernels include."""
         return dict(cuda_sources())
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Compare rows with the same products one after the other, to the bit."""
+        """Compare the rows of concurrent products with the rows of the same products in sequence, bit for bit."""
         kernels = {config: compiled(FP8_GEMM, config, headers) for config in (self.first, self.config)}
         right = self.rows(kernels, is_beside=False)
         same("rows", self.rows(kernels, is_beside=True), right)
         return 0.0
 
     def rows(self, kernels: Mapping[Any, HostKernel], *, is_beside: bool) -> Tensor:
-        """Give the rows that both products store, as numbers of 16 bits."""
+        """Return the rows that both products store, as 16-bit numbers."""
         assert self.first is not None
         assert self.config.sfa is not None
         apart = self.first.epilogue.gates_apart

@@ -1,4 +1,4 @@
-"""BF16 products in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""BF16 products in the simulator, with the source, tensor maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .product import ProductTrial, draws, random_d_and_c, sides
 
 
 def operand(shape: tuple[int, ...], is_mn: bool, gap: int, generator: torch.Generator, exact: bool = False) -> Tensor:
-    """Make random rows, or columns that lie contiguous if `is_mn`; each is followed by `gap` NaNs."""
+    """Make random rows, each followed by `gap` NaNs; `is_mn`: make a matrix whose columns are contiguous."""
     shape = (*shape[:-2], shape[-1], shape[-2]) if is_mn else shape
     wide = torch.full((*shape[:-1], -(-shape[-1] // 8) * 8 + gap), float("nan"), dtype=torch.bfloat16)
     values = (
@@ -30,13 +30,13 @@ def operand(shape: tuple[int, ...], is_mn: bool, gap: int, generator: torch.Gene
 
 
 def random_problem(config: Bf16Config, *sizes: Any, **more: Any) -> Problem:
-    """Give the problem of such a trial."""
+    """Return the problem of a trial with these arguments."""
     return Bf16Trial(config, *sizes, **more).problem()
 
 
 @dataclass(frozen=True)
 class Bf16Trial(ProductTrial):
-    """One product, or the products of some heads."""
+    """One product, or products of several heads."""
 
     kernel = BF16_GEMM
     works = (DENSE, HEADS)
@@ -51,13 +51,13 @@ class Bf16Trial(ProductTrial):
     planes: int = 2
     """The number of heads, if the configuration has heads."""
     gap: int = 8
-    """NaNs behind each row, a multiple of 8."""
+    """NaNs after each row, a multiple of 8."""
     exact: bool = False
-    """The operands are small integers, so that no sum is rounded."""
+    """True: the operands are small integers, so that no sum is rounded."""
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16Trial:
-        """Draw sizes around a tile's edges, any where an operand is not contiguous along them; no slice is empty."""
+        """Draw sizes around a tile's edges; non-contiguous axes have any size. Each slice has at least one k-block."""
         draw = draws(config, seed)
         blocks = draw.randint(config.slices, 2 * config.slices + 2)
         return cls(

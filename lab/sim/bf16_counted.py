@@ -1,4 +1,4 @@
-"""Groups along k of BF16 of depths that the GPU alone knows, in the simulator, as a GPU gets them."""
+"""BF16 groups along k in the simulator whose depths only the GPU knows, with the parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Bf16CountedTrial(Bf16DepthsTrial):
     works = (COUNTED,)
     ks: tuple[int, ...] = (70, 0, 129)
     on_gpu_alone: bool = True
-    """Counts lie where the GPU alone knows them."""
+    """True: the host cannot read the counts."""
     told: tuple[int, ...] = ()
-    """Wrong depths for the GPU to find, if any; there are no further rows then."""
+    """Wrong depths that the GPU reads, if any; then `more_rows` does not apply."""
     more_rows: int = 70
 
     @classmethod
@@ -44,7 +44,7 @@ class Bf16CountedTrial(Bf16DepthsTrial):
     def problem(self) -> Problem:
         """Draw random matrices. D is NaN, unless it is also C.
 
-        Rows that no group has are NaN, and so are 8 values behind each row.
+        Rows without a group are NaN, and so are 8 values after each row.
         """
         generator, rows = torch.Generator().manual_seed(self.seed), sum(self.ks)
         depth = rows + (0 if self.told else self.more_rows)
@@ -59,5 +59,5 @@ class Bf16CountedTrial(Bf16DepthsTrial):
         return Problem(a.mT, counts, b.mT, None, d, c, COUNTED, None, None, ks=known)
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply by these depths, whatever the GPU finds."""
+        """Multiply, and compare with the product of these depths, whichever depths the GPU reads."""
         return run(kernel, self.config, self.problem(), ks=self.ks, **self.how)

@@ -1,4 +1,4 @@
-"""Groups along k of BF16 in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""BF16 groups along k in the simulator, with the source, tensor maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .product import Outcome, ProductTrial, draws, outcome, random_d_and_c, righ
 def run(
     kernel: HostKernel | None, config: Bf16Config, p: Problem, *, ks: Sequence[int] | None = None, **how: Unpack[How]
 ) -> Outcome:
-    """Compute on simulated SMs and in FP64. `ks`: the depths that are right, if not the problem's."""
+    """Compute on simulated SMs and in FP64. `ks`: the right depths if the problem's are wrong."""
     right, allowed = right_and_allowed(p, how, config, ks)
     stage = stage_of(config, p, **how)
     with stage.launches({BF16_GEMM: kernel}):

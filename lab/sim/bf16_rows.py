@@ -1,4 +1,4 @@
-"""Grouped rows of BF16 in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""Grouped BF16 rows in the simulator, with the source, tensor maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .rows import RowsTrial, drawn_bias, drawn_layout
 
 
 def random_problem(config: Bf16Config, layout: Any, n: int, k: int, seed: int = 0, **more: Any) -> Problem:
-    """Give the problem of such a trial."""
+    """Return the problem of a trial with these arguments."""
     return Bf16RowsTrial(config, tuple(layout), seed, n=n, k=k, **more).problem()
 
 
@@ -30,16 +30,16 @@ class Bf16RowsTrial(RowsTrial):
     k: int = 200
     zero_padding: bool = False
     limit: float | None = None
-    """The limit of gates and ups, if rows are activated."""
+    """The limit of gate and up, if the product activates its rows."""
 
     @classmethod
     def takes(cls, config: Any) -> bool:
-        """Take grouped rows that do not go to addresses."""
+        """Accept grouped rows, except rows that are stored to addresses."""
         return config.work.groups_rows and not config.epilogue.has_row_addresses
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Self:
-        """Draw groups: empty, short and longer than a tile; and columns around a tile's edges."""
+        """Draw empty groups, short groups and groups longer than a tile; and columns around a tile's edges."""
         draw = draws(config, seed)
         alignment = draw.choice((1, 16, 128))
         layout, rows = drawn_layout(draw, config, alignment)
@@ -58,7 +58,7 @@ class Bf16RowsTrial(RowsTrial):
         )
 
     def problem(self) -> Problem:
-        """Draw random matrices; A is NaN in rows without a group. Sums that are activated are exact, and small."""
+        """Draw random matrices; A is NaN in rows without a group. Sums before an activation are exact, and small."""
         generator, numbers = torch.Generator().manual_seed(self.seed), torch.tensor(self.layout, dtype=torch.int32)
         epilogue = self.config.epilogue
         columns = self.n * (1 + epilogue.activates)

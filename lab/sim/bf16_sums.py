@@ -1,4 +1,4 @@
-"""Sums over BF16 products in the simulator: both kernels, with the source, maps and parameters that a GPU gets."""
+"""Sums of BF16 products in the simulator: both kernels, with the source, maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PLAIN = SlicesConfig(False)
 
 
 def type_of(config: SlicesConfig) -> torch.dtype:
-    """Give the type of D."""
+    """Return the type of D."""
     return torch.float32 if config.output_is_fp32 else torch.bfloat16
 
 
 def run(
     kernel: HostKernel | None, adder: HostKernel | None, config: Bf16Config, slices: int, p: Problem, **how: Unpack[How]
 ) -> Outcome:
-    """Compute on simulated SMs and in FP64. What the first kernel leaves unwritten of the workspace is NaN."""
+    """Compute on simulated SMs and in FP64. The part of the workspace that the first kernel does not write is NaN."""
     a, b = p.a.double(), p.b.double()
     exact, magnitudes = (a @ b.mT).sum(0), (a.abs() @ b.abs().mT).sum(0)
     if p.c is not None:
@@ -51,7 +51,7 @@ def run(
 
 @dataclass(frozen=True)
 class SumTrial(ProductTrial):
-    """One sum over products, in slices that an unbroken kernel adds up."""
+    """One sum of products, in slices that an unmutated kernel adds up."""
 
     kernel = BF16_GEMM
     works = (SUM,)
@@ -67,7 +67,7 @@ class SumTrial(ProductTrial):
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> SumTrial:
-        """Draw products, slices that cross them, and sizes around a tile's edges."""
+        """Draw products, slices across several products, and sizes around a tile's edges."""
         draw = draws(config, seed)
         products, blocks = draw.randint(1, 4), draw.randint(1, 2)
         return cls(
@@ -82,7 +82,7 @@ class SumTrial(ProductTrial):
         )
 
     def problem(self) -> Problem:
-        """Draw random matrices. Behind each row are 8 NaNs. D is NaN, unless it is C."""
+        """Draw random matrices. Each row is followed by 8 NaNs. D is NaN, unless it is C."""
         generator, majors = torch.Generator().manual_seed(self.seed), self.config.majors
         a = operand((self.products, self.m, self.k), majors.a_is_mn, 8, generator)
         b = operand((self.products, self.n, self.k), majors.b_is_mn, 8, generator)
@@ -97,7 +97,7 @@ class SumTrial(ProductTrial):
 
 @dataclass(frozen=True)
 class SlicesTrial(Trial):
-    """One workspace of slices, which are random."""
+    """One workspace of random slices."""
 
     kernel = sum_slices.KERNEL
     config: SlicesConfig
@@ -109,13 +109,13 @@ class SlicesTrial(Trial):
 
     @classmethod
     def drawn(cls, config: SlicesConfig, seed: int) -> SlicesTrial:
-        """Draw slices, fewer and more than a CTA has warps, and columns around a CTA's."""
+        """Draw fewer or more slices than a CTA has warps, and columns around a CTA's number of columns."""
         draw = draws(config, seed)
         n = near_edge(draw, sum_slices.COLUMNS, 4 if config.output_is_fp32 else 8)
         return cls(config, draw.randint(1, 90), draw.randint(1, 20), n, seed)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Add up slices, in a D whose rows have a gap behind them."""
+        """Add up slices into a D with a gap after each row."""
         generator, (m, n) = torch.Generator().manual_seed(self.seed), (self.m, self.n)
         workspace = torch.randn(self.slices, m, n, generator=generator, dtype=torch.float32)
         dtype = type_of(self.config)

@@ -1,7 +1,7 @@
-"""The `cast_depths` kernel in the simulator, with the source and parameters that a GPU gets.
+"""The `cast_depths` kernel in the simulator, with the source and parameters of a GPU's launch.
 
-Rows behind the last group are full of NaN and have no token. Outputs are full of poison, and must still be poison
-behind the last group afterwards.
+Rows after the last group are NaN and have no token. Outputs are filled with poison before the launch, and must still
+be poison after the last group.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .trial import Trial
 
 OUTPUTS = ("columns", "column_scales", "values", "scales", "activated", "activated_scales", "sums")
 OF_BF16 = 2.0**-7
-"""Elements are rounded to BF16 first, and may become the number beside the reference's; their scale may too."""
+"""Elements are rounded to BF16 first, and may differ by one BF16 number from the reference's; so may their scale."""
 OF_SUMS = 2.0**-15
-"""A GPU's sigmoid is within 2^-17, and sums are rounded in another order."""
+"""Allowed error of sums: a GPU's sigmoid is within 2^-17, and sums are rounded in another order."""
 
 
 def run_cast(kernel: HostKernel | None, config: DepthsCastConfig, p: DepthsCast, **how: Unpack[How]) -> None:
-    """Cast as `casts.cast_depths.run` does, into the outputs of `p`, on simulated SMs."""
+    """Cast like `casts.cast_depths.run`, into the outputs of `p`, on simulated SMs."""
     aligned = dict.fromkeys(("x", "ds", "columns", "values", "activated"), 16)
     run_kernel(cast_depths, kernel, config, p, OUTPUTS, aligned, lambda _: grid(p), **how)
 
 
 def of_groups(columns: Quantized, groups: GroupedRows) -> Quantized:
-    """Give the groups' part of columns, without the room behind it."""
+    """Return the groups' part of columns, without the unused space after it."""
     k, blocks = columns[1].shape[0], sum(ceil_div(count, SCALE_BLOCK) for count in groups.counts.tolist())
     return columns[0][: k * int(groups.depths.sum())], columns[1][:, :blocks]
 
@@ -57,16 +57,16 @@ class DepthsTrial(Trial):
     config: DepthsCastConfig
     counts: tuple[int, ...] = (5, 0, 130)
     k: int = 144
-    """Columns of the matrix that is cast along groups, or of gate and of up each."""
+    """Columns of the matrix that is cast along groups, or of gate and of up."""
     seed: int = 0
     schedule: str | None = None
     behind: int = 3
-    """Rows behind the last group."""
+    """Number of rows after the last group."""
     limit: float | None = None
     parts: str = "both"
     """The parts of SiLU to compute: `gradient`, `activation`, or both."""
     ends: tuple[int, ...] = ()
-    """Ends that contradict `counts`. No result is right then, but nothing outside of the outputs may be written."""
+    """Ends that contradict `counts`. Then results are undefined, but a write outside of the outputs is a mistake."""
 
     @classmethod
     def drawn(cls, config: DepthsCastConfig, seed: int) -> DepthsTrial:
@@ -81,13 +81,13 @@ class DepthsTrial(Trial):
         elif config.source == Source.SILU_ROWS:
             k //= draw.choice((1, 2))
         elif config.source == Source.SILU and k % SCALE_BLOCK == 0:
-            k -= 16  # of whole blocks another configuration would be chosen
+            k -= 16  # for whole blocks a call would choose another configuration
         parts = draw.choice(("both", "gradient", "activation"))
         return cls(config, counts, k, seed, behind=draw.randint(0, 20), limit=limit, parts=parts)
 
     @property
     def groups(self) -> GroupedRows:
-        """Groups, and a token of each of their rows."""
+        """Return the groups, with a token for each of their rows."""
         counts = torch.tensor(self.counts, dtype=torch.int32)
         used, generator = sum(self.counts), torch.Generator().manual_seed(self.seed)
         token_of = torch.randint(0, max(used // 2, 1), (used + self.behind,), generator=generator, dtype=torch.int32)
@@ -95,7 +95,7 @@ class DepthsTrial(Trial):
         return GroupedRows(counts, counts.cumsum(0, dtype=torch.int32), token_of)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare tokens to the bit, and SiLU's results to a step of FP8."""
+        """Compare casts of tokens bit for bit, and SiLU's results within a step of FP8."""
         groups = self.groups
         if len(groups.token_of) == 0:
             return 0.0
@@ -139,7 +139,7 @@ class DepthsTrial(Trial):
         others = 0.0
         if has_gradient:
             if bool(((values if is_scaled else dh)[used_rows:].view(torch.uint8) != POISON).any()):
-                raise ValueError("values: expected rows behind the last group as they were")
+                raise ValueError("values: expected unchanged rows after the last group")
             if right.columns is not None:
                 of_rows = [(q[0][:used_rows], q[1][:used_rows]) for q in ((values, scales), right.rows)]
                 others = max(_near(of_rows[0], of_rows[1]), _near(used(columns), right.columns))
@@ -154,13 +154,13 @@ class DepthsTrial(Trial):
             of_s = Silu.of(h[:used_rows], self.limit).s
             off = (sums.sum(0) - right.of_weights[0])[:used_rows].abs()
             if not bool((off <= OF_SUMS * (of_s * ds[:used_rows].float()).abs().sum(1)).all()):
-                raise ValueError(f"sums: expected those of the reference, got one {float(off.max()):.2g} away")
+                raise ValueError(f"sums: expected the reference's sums, got an error of {float(off.max()):.2g}")
         if others > MOST_OTHERS:
-            raise ValueError(f"{others:.2%} of values are beside the right ones")
+            raise ValueError(f"{others:.2%} of values are next to the right ones")
         return others / MOST_OTHERS
 
     def _room(self, groups: GroupedRows, k: int) -> tuple[Quantized, Callable[[Quantized], Quantized]]:
-        """Make room for columns, full of poison, and a function that gives the groups' part and checks the rest."""
+        """Allocate columns filled with poison, and a function that returns the groups' part and checks the rest."""
         depth, blocks = room_of(len(groups.token_of), len(self.counts))
         values = poison(k * depth).view(torch.float8_e4m3fn)
         scales = strided(torch.Size((k, blocks)), (1, align(k, 4)))
@@ -169,7 +169,7 @@ class DepthsTrial(Trial):
             found = of_groups(room, groups)
             is_behind = values.view(torch.uint8)[found[0].numel() :]
             if bool((is_behind != POISON).any()) or not bool(scales[:, found[1].shape[1] :].isnan().all()):
-                raise ValueError("written behind the last group")
+                raise ValueError("values: expected unchanged memory after the last group")
             return found
 
         return (values, scales), used

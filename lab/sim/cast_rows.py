@@ -1,7 +1,7 @@
-"""The `cast_rows` kernel in the simulator, with the source and parameters that a GPU gets.
+"""The `cast_rows` kernel in the simulator, with the source and parameters of a GPU's launch.
 
-A trial has rows that must not matter, full of NaN, and outputs with room around them, full of poison. Elements that
-are not to be written must be poison afterwards, and all others as the reference casts.
+A trial has unused rows, filled with NaN, and outputs in larger memory, filled with poison. After the launch, elements
+outside of the outputs must be poison, and all others must equal the reference.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ POISON = 0xA5
 EXPERTS = 24
 GATINGS = (Gating(), Gating(limit=1.5), Gating(alpha=1.702, beta=1.0, limit=7.0), Gating("situ", 4.0, 25.0))
 OF_ACTIVATIONS = 2.0**-7
-"""How far an activation in BF16 may be from the reference's: it may become the number beside it."""
+"""Allowed relative error of a BF16 activation: it may become the number next to the reference's."""
 HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
-"""The hard quotients are multiplied by these powers of two, so that scales of all sizes occur, tiny ones too."""
+"""Hard quotients are multiplied by these powers of two, so that scales of all sizes occur, even tiny ones."""
 
 
 GIVEN = (0.37, 2.0**-100, 2.0**100, 1e-40, 0.0, -3.0, torch.inf, torch.nan)
-"""Scales that a caller may give."""
+"""Scales that a caller may pass."""
 
 
 def hard(config: CastConfig) -> Tensor:
-    """Give the hard quotients of a format, each at scales of all sizes."""
+    """Return the hard quotients of a format, with scales of all sizes."""
     downs = (0, 10) if config.to.format == FP8 else range(-2, 3)
     quotients = hard_quotients(config.to.format.largest, config.to.columns or 128, downs)
     return torch.cat([quotients * 2.0**exponent for exponent in HARD_EXPONENTS])
@@ -61,7 +61,7 @@ def run_kernel(
     grid: Callable[[int], int],
     **how: Unpack[How],
 ) -> None:
-    """Cast as the `run` of a module does, into the outputs of `p`, on simulated SMs, whose number `grid` takes."""
+    """Cast like a module's `run`, into the outputs of `p`, on simulated SMs; `grid` gets their number."""
     tensors = {name: each for name, each in p._asdict().items() if isinstance(each, Tensor)}
     read, to = ({name: tensors[name] for name in tensors if (name in written) == is_written} for is_written in (0, 1))
     stage = Stage(config, read, to, aligned, **how)
@@ -69,7 +69,7 @@ def run_kernel(
 
 
 def run_cast(kernel: HostKernel | None, config: CastConfig, p: RowCast, **how: Unpack[How]) -> None:
-    """Cast as `casts.cast_rows.run` does."""
+    """Cast like `casts.cast_rows.run`."""
     aligned = dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {}
     grid = partial(num_ctas, config, p.x.shape[0], p.k)
     run_kernel(cast_rows, kernel, config, p, ("values", "scales"), aligned, grid, **how)
@@ -77,7 +77,7 @@ def run_cast(kernel: HostKernel | None, config: CastConfig, p: RowCast, **how: U
 
 @dataclass(frozen=True)
 class RowTrial(Trial):
-    """One configuration, the rows that it casts, a seed and a schedule."""
+    """One configuration, the rows to cast, a seed and a schedule."""
 
     kernel = cast_rows.KERNEL
     config: CastConfig
@@ -86,38 +86,38 @@ class RowTrial(Trial):
     seed: int = 0
     schedule: str | None = None
     data: str = "wild"
-    """`wild`: numbers of every kind; `ordinary`: of one size; `mixed`: blocks of both; `hard`: `hard_quotients`;
-    `largest`: the largest numbers, infinities among them; `far`: gates far below zero, and the largest for up."""
+    """`wild`: numbers of every kind; `ordinary`: numbers of one size; `mixed`: both; `hard`: `hard_quotients`;
+    `largest`: the largest numbers, including infinities; `far`: gates far below zero, with the largest values of up."""
     is_m_major: bool = True
     min_amax: float = 0.0
     rounds_up: bool = False
     sizes: tuple[int, ...] = ()
-    """Counts or ends of groups; m is the number of all rows."""
+    """Counts or ends of groups; m is the total number of rows."""
     alignment: int = 1
     topk: int = 3
     has_weights: bool = False
     gating: Gating = GATINGS[0]
     matrix: Tensor | None = None
-    """x itself, instead of `data`."""
+    """The matrix x, instead of `data`."""
     padding: int = 16
     """Elements between two rows of values."""
     padding_of_x: int | None = None
-    """The padding of x, if it is another one."""
+    """The padding of x, if it differs from `padding`."""
     scale: float = GIVEN[0]
-    """The given scale, if a configuration takes one."""
+    """The scale that is passed to a configuration with a given scale."""
 
     @property
     def to(self) -> Target:
-        """The cast of a row."""
+        """Return the cast of a row."""
         return replace(self.config.to, use_ue8m0=self.rounds_up, min_amax=self.min_amax)
 
     @classmethod
     def drawn(cls, config: CastConfig, seed: int) -> RowTrial:
-        """Draw sizes, data, and the choices that a configuration leaves open."""
+        """Draw sizes, data, and the settings that a configuration leaves open."""
         draw = random.Random(seed)
         step = max(config.vector, config.to.format.per_byte)
         m, k = draw.randint(1, 60), draw.randint(1, 600 // step) * step
-        if config.lanes > 32 and draw.random() < 0.5:  # up to more columns than the lanes hold at once
+        if config.lanes > 32 and draw.random() < 0.5:  # may exceed the columns that the lanes hold at a time
             m, k = (
                 draw.randint(1, 9),
                 draw.randint(1, (PIECES + 1) * config.lanes * max(config.vector, 4) // step) * step,
@@ -148,20 +148,20 @@ class RowTrial(Trial):
         )
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare values, scales and the memory around them: to the bit, or values within a step of FP8 if activated.
+        """Compare values, scales and the memory around them bit for bit; activated values within a step of FP8.
 
-        A GPU approximates exp and the reciprocal; the simulator rounds them.
+        A GPU approximates exp and the reciprocal; the simulator rounds them correctly.
         """
         p = problem(self)
         run_cast(kernel, self.config, p, **self.how)
         part = verdict(self, p) / MOST_OTHERS
         if part > 1:
-            raise ValueError(f"{part * MOST_OTHERS:.2%} of values are beside the right ones")
+            raise ValueError(f"{part * MOST_OTHERS:.2%} of values are next to the right ones")
         return part
 
 
 def verdict(trial: RowTrial, p: RowCast) -> float:
-    """Check the results of a trial's problem. Give the share of values that are not the reference's."""
+    """Check the results of a trial's problem. Return the fraction of values that differ from the reference's."""
     right, share = expected(trial), 0.0
     if p.scales is None or right.scales is None:
         assert_near_bf16(p.values, right.values, OF_ACTIVATIONS if trial.config.activates else 0.0)
@@ -180,7 +180,7 @@ def verdict(trial: RowTrial, p: RowCast) -> float:
 
 
 def problem(trial: RowTrial) -> RowCast:
-    """Give the kernel's problem; outputs are full of poison."""
+    """Return the kernel's problem, with outputs full of poison."""
     config, to = trial.config, trial.to
     rows = trial.m * trial.topk if config.to_routes else trial.m
     size = to.format.dtype.itemsize
@@ -194,7 +194,7 @@ def problem(trial: RowTrial) -> RowCast:
         most = trial.m // len(trial.sizes)
         shape = (len(trial.sizes), most, blocks)
         pitch = align(most, 4)
-        # Groups that lie further apart than a group's scales need.
+        # Groups are further apart than the size of a group's scales.
         strides = (blocks * pitch + 8, 1, pitch) if trial.is_m_major else (most * blocks, blocks, 1)
     else:
         shape, strides = (rows, blocks), (1, align(rows, 4) + 4) if trial.is_m_major else (blocks + 1, 1)
@@ -216,7 +216,7 @@ def problem(trial: RowTrial) -> RowCast:
 
 
 def expected(trial: RowTrial) -> RowCast:
-    """Give the problem with outputs as they must become, poison where nothing is written."""
+    """Return the problem with the right outputs, and poison where the kernel must not write."""
     p = problem(trial)
     y: Tensor = p.x
     if trial.config.activates:
@@ -248,7 +248,7 @@ def expected(trial: RowTrial) -> RowCast:
 
 
 def data(trial: RowTrial) -> Tensor:
-    """Make rows of x; rows that must not matter are NaN."""
+    """Make rows of x; unused rows are NaN."""
     dtype, columns = trial.config.dtype, trial.k * (2 if trial.config.activates else 1)
     generator = torch.Generator().manual_seed(trial.seed)
     ordinary = (torch.randn(trial.m, columns, generator=generator, dtype=torch.float32) * 3).to(dtype)
@@ -275,7 +275,7 @@ def data(trial: RowTrial) -> Tensor:
 
 
 def weights(trial: RowTrial) -> Tensor | None:
-    """Make a factor for each row: NaN for rows that must not matter."""
+    """Make a factor for each row: NaN for unused rows."""
     if not trial.has_weights:
         return None
     weight = torch.randn(trial.m, generator=torch.Generator().manual_seed(trial.seed + 1), dtype=torch.float32)
@@ -284,7 +284,7 @@ def weights(trial: RowTrial) -> Tensor | None:
 
 
 def row_of(trial: RowTrial) -> Tensor:
-    """Draw routes of each token, a fifth of them without an expert; the first token has none at all."""
+    """Draw routes for each token: one in five has no expert, and the first token has no expert at all."""
     generator = torch.Generator().manual_seed(trial.seed)
     ids = torch.randint(0, EXPERTS, (trial.m, trial.topk), generator=generator)
     ids[torch.rand(ids.shape, generator=generator, dtype=torch.float32) < 0.2] = -1
@@ -294,7 +294,7 @@ def row_of(trial: RowTrial) -> Tensor:
 
 
 def is_cast(trial: RowTrial) -> Tensor:
-    """Tell for each row whether a group has it; a group never reaches beyond its own rows, whatever sizes say."""
+    """Tell for each row whether a group has it; a group is limited to its own rows, even if sizes are too large."""
     found = torch.zeros(trial.m, dtype=torch.bool)
     if trial.config.groups == Groups.NONE:
         return ~found
@@ -312,11 +312,11 @@ def is_cast(trial: RowTrial) -> Tensor:
 
 
 def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Make room for scales, all of it NaN."""
+    """Allocate scales, filled with NaN."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     return torch.full((extent,), torch.nan, dtype=torch.float32).as_strided(shape, strides)
 
 
 def poison(*shape: int) -> Tensor:
-    """Make room for values, all of it poison."""
+    """Allocate bytes of values, filled with poison."""
     return torch.full(shape, POISON, dtype=torch.uint8)

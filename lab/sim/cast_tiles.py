@@ -1,4 +1,4 @@
-"""The `cast_tiles` kernel in the simulator, with the source and parameters that a GPU gets."""
+"""The `cast_tiles` kernel in the simulator, with the source and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def run_cast(kernel: HostKernel | None, config: TileCastConfig, p: TileCast, **how: Unpack[How]) -> None:
-    """Cast as `casts.cast_tiles.run` does, into the outputs of `p`, on simulated SMs."""
+    """Cast like `casts.cast_tiles.run`, into the outputs of `p`, on simulated SMs."""
     aligned = {"columns": config.column_bytes} | (dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {})
     run_kernel(cast_tiles, kernel, config, p, OUTPUTS, aligned, lambda _: cast_tiles.grid(p), **how)
 
@@ -44,10 +44,10 @@ def check(
     is_whole: bool = False,
     **how: Unpack[How],
 ) -> None:
-    """Compare the casts of `x` `[m, k]` with the reference's, to the bit: values as x lies, and `[k, m]`.
+    """Compare the casts of `x` `[m, k]` with the reference's, bit for bit: values `[m, k]`, and `[k, m]`.
 
-    Rows of both lie `padding` elements apart, which stay as they were. `is_m_major`: scales lie as products load them.
-    `is_whole`: the kernel knows the largest of each column of x, which then has one scale.
+    Rows of both are `padding` elements apart, which must stay unchanged. `is_m_major`: scales have the layout that
+    products load. `is_whole`: the kernel gets the largest magnitude of each column of x, which then has one scale.
     """
     of_columns = Target(1, config.block, rounds_up, min_amax)
     block = {Grain.CHANNELS: (config.block, 1), Grain.BLOCKS: (config.block, config.block)}
@@ -66,11 +66,11 @@ def check(
             assert_same_bits((values, scales), right)
             values.view(torch.uint8).fill_(POISON)
             if not bool((flat_memory(values).view(torch.uint8) == POISON).all()):
-                raise ValueError("written beyond a row's end")
+                raise ValueError("values: expected unchanged memory after each row")
 
 
 def _room_for(right: Quantized | None, is_m_major: bool, padding: int) -> tuple[Tensor | None, Tensor | None]:
-    """Make room for a cast, full of poison and NaN."""
+    """Allocate the outputs of a cast, filled with poison and NaN."""
     if right is None:
         return None, None
     shape = right[1].shape
@@ -91,11 +91,11 @@ class TileTrial(Trial):
     padding: int = 0
     rounds_up: bool = False
     is_whole: bool = False
-    """The kernel is given the largest of each whole column. Then all numbers are finite."""
+    """True: the kernel gets the largest magnitude of each column. Then all numbers are finite."""
 
     @classmethod
     def takes(cls, config: TileCastConfig) -> bool:
-        """Tell whether one matrix is cast: others are in `TurnedTrial`."""
+        """Accept configurations that cast one matrix; `TurnedTrial` runs the others."""
         return not turns_blocks(config)
 
     @classmethod
@@ -114,9 +114,9 @@ class TileTrial(Trial):
         )
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare values and scales with the reference's, to the bit."""
+        """Compare values and scales with the reference's, bit for bit."""
         x = matrix(self)
-        x = wider(x.nan_to_num(1.0, 2.0, -2.0) if self.is_whole else x, 32, 3.0)  # a pitch of its own
+        x = wider(x.nan_to_num(1.0, 2.0, -2.0) if self.is_whole else x, 32, 3.0)  # x has another pitch than the outputs
         said: dict[str, Any] = {"is_m_major": self.is_m_major, "padding": self.padding, "rounds_up": self.rounds_up}
         said["is_whole"] = self.is_whole
         check(kernel, self.config, x, **said, **self.how)
@@ -125,7 +125,7 @@ class TileTrial(Trial):
 
 @dataclass(frozen=True)
 class TurnedTrial(Trial):
-    """Blocks of matrices that are transposed: one configuration, sizes, seed and schedule."""
+    """Matrices whose blocks are transposed: one configuration, sizes, seed and schedule."""
 
     kernel = cast_tiles.KERNEL
     config: TileCastConfig
@@ -135,11 +135,11 @@ class TurnedTrial(Trial):
     schedule: str | None = None
     rounds_up: bool = False
     both_ways: bool = False
-    """Whether values are wanted in x's order too."""
+    """True: the kernel also writes values in x's order."""
 
     @classmethod
     def takes(cls, config: TileCastConfig) -> bool:
-        """Tell whether blocks are transposed."""
+        """Accept configurations that transpose blocks."""
         return turns_blocks(config)
 
     @classmethod
@@ -150,7 +150,7 @@ class TurnedTrial(Trial):
         return cls(config, shape, seed, rounds_up=draw.random() < 0.5, both_ways=draw.random() < 0.5)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare values and scales with the reference's, to the bit."""
+        """Compare values and scales with the reference's, bit for bit."""
         matrices, m, k = self.shape
         x = wider(matrix(TileTrial(self.config, (matrices * m, k), self.seed)), 32, 3.0)
         to = Target(SCALE_BLOCK, SCALE_BLOCK, self.rounds_up)
@@ -165,13 +165,13 @@ class TurnedTrial(Trial):
 
 
 def matrix(trial: TileTrial) -> Tensor:
-    """Make a matrix: the first block's columns are ordinary, the third's are tiny, all others are of any size."""
+    """Make a matrix: the first 128 columns are ordinary, the third 128 are tiny, and all others have any magnitude."""
     (m, k), dtype = trial.shape, trial.config.dtype
     x = wild(m, k, dtype, trial.seed, block_rows=32)
     ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed), dtype=torch.float32) * 3
     x[:, :128] = ordinary.to(dtype)
     x[:, 256:384] = ordinary[:, : max(min(k - 256, 128), 0)] * 2.0**-115
-    if dtype == torch.float32 and k > 128:  # quotients that only the last step gets right, by tiny scales too
+    if dtype == torch.float32 and k > 128:  # quotients that need the division's last step, also for tiny scales
         hard = hard_quotients()
         rows = torch.arange(m) % len(hard)
         x[:, 128:256] = (

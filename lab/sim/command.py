@@ -1,4 +1,4 @@
-"""`python -m lab sim`: any kernel, by trials drawn from many seeds, with progress."""
+"""The command `python -m lab sim`: run trials of any kernel from many seeds, with progress."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SECONDS_BETWEEN_LINES = 5
 
 
 def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *, seeds: int, first_seed: int) -> bool:
-    """Run a kernel's trials of many seeds, and print what went wrong and how to repeat it, or that all passed.
+    """Run a kernel's trials from many seeds; print the first failure and the command that repeats it, or a summary.
 
-    `again` is the command line but for seeds; `settings` are fields of the trial, as NAME=VALUE.
+    `again` is the command line without seeds; `settings` are fields of the trial, as NAME=VALUE.
     """
     console, kind = Console(highlight=False), of_kernels.trial_of(kernel, config)
     trials = [with_settings(kind.drawn(config, seed), settings) for seed in range(first_seed, first_seed + seeds)]
@@ -42,7 +42,7 @@ def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *
             console.print(f"{trial}\n{what}\nagain: {once_more}", soft_wrap=True, markup=False)
             return False
         now = time.perf_counter()
-        if not console.is_terminal and now - told >= SECONDS_BETWEEN_LINES:  # the bar shows only on a terminal
+        if not console.is_terminal and now - told >= SECONDS_BETWEEN_LINES:  # the progress bar shows only on a terminal
             console.print(f"{now - begin:6.1f} s  {done:3}/{seeds}  seed {trial.seed} passed")
             told = now
     seconds = time.perf_counter() - begin
@@ -53,7 +53,7 @@ def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *
 
 
 def with_settings(trial: Trial, settings: Sequence[str]) -> Trial:
-    """Set fields of a trial as the command line states them: a Python literal each, else text."""
+    """Set fields of a trial from the command line. A value is a Python literal if it can be parsed, else text."""
     names = [field.name for field in fields(trial) if field.name not in ("config", "seed", "device")]
     values = {}
     for setting in settings:

@@ -1,4 +1,4 @@
-"""The `fp8_gemm` kernel in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""The `fp8_gemm` kernel in the simulator, with the source, tensor maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .product import ProductTrial, depth, drawn_words, draws, random_d_and_c, ra
 
 
 def random_problem(config: GemmConfig | DecodeConfig, *sizes: Any, **more: Any) -> Problem:
-    """Give the problem of such a trial."""
+    """Return the problem of a trial with these arguments."""
     return DenseTrial(config, *sizes, **more).problem()
 
 
@@ -42,19 +42,19 @@ def operands(
     any_scales: bool = False,
     words: Words = Words.NONE,
 ) -> tuple[Operand, Operand]:
-    """Draw A `[*rows, k]` and B `[*groups, n, k]`, as a configuration multiplies them.
+    """Draw A `[*rows, k]` and B `[*groups, n, k]` for a configuration.
 
-    `any_scales`: scales of an FP4 weight need not fold, and scales in words may be anything. `words`: the sides whose
-    scales are words, if either side has fine scales.
+    `any_scales`: scales of an FP4 weight need not fold, and scales in words may be anything. `words`: the operands
+    whose scales are words, if either operand has fine scales.
     """
     of_a, of_b = config.sfa or PER_ROW, config.sfb or PER_BLOCK
     x = torch.randn(*rows, k, generator=generator, dtype=torch.float32)
-    # One weight is drawn before the scales of A are varied, weights of groups after: a seed's numbers stay the same.
+    # A single weight is drawn before the scales of A are varied, weights of groups after: old seeds keep their numbers.
     w = None if groups or config.b == E2M1 else torch.randn(n, k, generator=generator, dtype=torch.float32)
     if config.sfa == WHOLE:
         w = torch.randn(*groups, n, k, generator=generator, dtype=torch.float32) if w is None else w
         cast = [cast_by_torch(each, 1, k) for each in (x, w)]
-        left, right = ((values, sf.repeat_interleave(2, -1)[..., :1]) for values, sf in cast)  # scales lie apart
+        left, right = ((values, sf.repeat_interleave(2, -1)[..., :1]) for values, sf in cast)  # gaps between scales
         return left, right
     a, sfa = per_token_cast_to_fp8(x, gran_k=of_a.columns)
     sfa = varied(sfa, of_a, generator, Words.A in words, any_scales)
@@ -68,7 +68,7 @@ def operands(
 
 
 def varied(scales: Tensor, of: Scales, generator: torch.Generator, in_words: bool, any_scales: bool) -> Tensor:
-    """Give scales that `vary` has changed, or their exponents in words; then usual scales differ too."""
+    """Return scales that `vary` has changed, or their exponents in words; scales of 128 vary only in words."""
     vary(scales, of, generator)
     if not in_words:
         return scales
@@ -79,7 +79,7 @@ def varied(scales: Tensor, of: Scales, generator: torch.Generator, in_words: boo
 
 
 def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
-    """Let fine scales differ by more than chance, but not along k in half of a tile's k-blocks, nor of other blocks."""
+    """Multiply fine scales by small factors, but keep scales equal along k in half of a tile's k-blocks."""
     if of.columns == SCALE_BLOCK:
         return
     scales *= torch.randint(1, 9, scales.shape, generator=generator)
@@ -94,11 +94,11 @@ def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
 
 
 def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) -> tuple[Tensor, Tensor]:
-    """Make an FP4 weight of all codes. Its scales, in words, are of few sizes.
+    """Make an FP4 weight of all codes. Its scales, in words, have a few sizes.
 
-    `any_scales`: some have any size, in some runs of 32 rows of some runs of 128, the first runs always among them.
-    Single ones are NaN, or the largest, of zeros, or so large that the reference may just not overflow, or, if k has
-    others, the smallest. In one of several k-blocks, 32 rows have the smallest, 32 the largest, of zeros; NaN in each.
+    `any_scales`: in some groups of 32 rows of some groups of 128 rows, always in the first, some scales have any size.
+    Single scales are NaN, the largest with zeros as values, near overflow, or the smallest (if k has several groups).
+    In one of several k-blocks 32 rows have the smallest scales, and 32 rows the largest with zeros; each has a NaN.
     """
     values = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
     scales = torch.randint(118, 130, (n, k // MX.columns), generator=generator, dtype=torch.uint8)
@@ -128,7 +128,7 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
                 scales[row, block] = 255
                 if least > 0:
                     values.view(n, -1, 16)[part] &= 0x88
-    behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # must not be looked at
+    behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # padding
     return values, words_of(torch.cat([scales, behind], 1))
 
 
@@ -144,16 +144,16 @@ class DenseTrial(ProductTrial):
     seed: int = 0
     schedule: str | None = None
     in_place: bool = False
-    """D is also C."""
+    """True: D is also C."""
     is_dependent: bool = False
     any_scales: bool = False
     """Scales of an FP4 weight need not fold, and scales in words may be anything."""
     words: Words = Words.NONE
-    """Sides whose scales are words, if either side has fine scales."""
+    """Operands whose scales are words, if either operand has fine scales."""
 
     @classmethod
     def takes(cls, config: GemmConfig | DecodeConfig) -> bool:
-        """Take products that are neither grouped nor skip columns."""
+        """Accept products that are neither grouped nor skip columns."""
         return config.work is DENSE and not config.epilogue.skips_mid
 
     @classmethod

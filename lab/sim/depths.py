@@ -29,12 +29,12 @@ from .trial import Trial
 
 
 def compile_both(config: GemmConfig, edits: Mapping[str, str] | None = None) -> tuple[HostKernel, HostKernel]:
-    """Compile the kernel that makes the maps, and the product's; `edits` replaces sources by name, for mutations."""
+    """Compile the kernel for the maps and the product's kernel; mutations replace sources by name with `edits`."""
     return compiled(K_GROUP_MAPS, MAPS, edits), compiled(FP8_GEMM, config, edits)
 
 
 def random_problem(config: GemmConfig, ks: Sequence[int], m: int, n: int, seed: int = 0, **more: Any) -> Problem:
-    """Give the problem of such a trial, whose depths the host knows too unless said otherwise."""
+    """Return the problem of a trial with these arguments; by default the host knows the depths too."""
     return DepthsTrial(config, tuple(ks), seed, m=m, n=n, **{"on_gpu_alone": False, **more}).problem()
 
 
@@ -47,7 +47,7 @@ def run(
     ks: Tensor | None = None,
     **how: Unpack[How],
 ) -> Outcome:
-    """Compute a product on simulated SMs and with the reference. `ks` replaces the problem's depths for the kernels."""
+    """Compute a product on simulated SMs and by the reference. `ks` replaces the depths that the kernels read."""
     p = prepared(problem, config)
     depths = kernels.depths_of(p.ks, p.ks_tensor, p.d.device)
     read: dict[str, Tensor | None] = {} if config.with_c else {"c": None}
@@ -64,7 +64,7 @@ def run(
 
 @dataclass(frozen=True)
 class DepthsTrial(ProductTrial):
-    """One list of depths. Mutations change both kernels."""
+    """One list of depths. Mutations affect both kernels."""
 
     kernel = FP8_GEMM
     works = (DEPTHS,)
@@ -73,7 +73,7 @@ class DepthsTrial(ProductTrial):
     seed: int = 0
     schedule: str | None = None
     on_gpu_alone: bool = True
-    """Depths are in a tensor only."""
+    """True: only a tensor holds the depths."""
     m: int = 130
     n: int = 136
     num_sms: int | None = field(default=3, kw_only=True)
@@ -102,7 +102,7 @@ class DepthsTrial(ProductTrial):
         return p._replace(ks=None, ks_tensor=torch.tensor(ks, dtype=torch.int32)) if self.on_gpu_alone else p
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply by maps of the unbroken kernel."""
+        """Multiply with maps from the unmutated kernel."""
         return self.with_maps(None, kernel)
 
     def with_maps(self, maps: HostKernel | None, kernel: HostKernel | None) -> Outcome:
@@ -110,14 +110,14 @@ class DepthsTrial(ProductTrial):
         return run((maps, kernel), self.config, self.problem(), **self.how)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Check both kernels, or mutations of them by `headers`."""
+        """Check both kernels, or mutations of them through `headers`."""
         both = (None, None) if headers is None else compile_both(self.config, headers)
         return self.with_maps(*both).checked().worst
 
 
 @dataclass(frozen=True)
 class MapsTrial(Trial):
-    """One list of depths that maps are made for. A product by the unbroken kernel shows whether the maps are right."""
+    """One list of depths to make maps for. A product by the unmutated kernel shows whether the maps are right."""
 
     kernel = K_GROUP_MAPS
     config: MapsConfig
@@ -130,20 +130,20 @@ class MapsTrial(Trial):
 
     @classmethod
     def drawn(cls, config: MapsConfig, seed: int) -> MapsTrial:
-        """Draw depths, for more groups than a CTA has threads too."""
+        """Draw depths, in some trials of more groups than a CTA has threads."""
         draw = draws(config, seed)
         ks = drawn_depths(draw, draw.choice((3, 31, 32, 33, 70)), deepest=4)
         return cls(config, ks, seed, None, draw.random() < 0.5, draw.randint(1, 70), 4 * draw.randint(1, 20))
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Multiply by the maps."""
+        """Multiply with the maps."""
         config = next(config for config in FP8_GEMM.configs() if DepthsTrial.takes(config))
         product = DepthsTrial(config, self.ks, self.seed, self.schedule, self.on_gpu_alone, self.m, align(self.n, 8))
         return product.on(self.device).with_maps(kernel, None).checked().worst
 
 
 def drawn_depths(draw: random.Random, most: int = 5, deepest: int = 20) -> tuple[int, ...]:
-    """Draw the depths of groups, some of them zero, but not all."""
+    """Draw the depths of groups; some may be zero, but not all."""
     return (
         *(16 * min(draw.choice((0, 1, 8, 9, draw.randrange(20))), deepest) for _ in range(draw.randint(0, most - 1))),
         48,

@@ -1,4 +1,4 @@
-"""The `experts_few` kernel in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""The `experts_few` kernel in the simulator, with the source, tensor maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def run(
     first_expert: int = 0,
     **how: Unpack[How],
 ) -> Tensor:
-    """Compute rows on simulated SMs, into `d`, and give the rows of routes, which the first product alone writes.
+    """Compute rows on simulated SMs into `d`, and return each route's row, which only the first product writes.
 
-    The second asks for weights while the first may still write the activations.
+    The second product loads weights while the first one may still write the activations.
     """
     row_of = torch.full(topk_ids.shape, -9, dtype=torch.int32)
     written = {"d": d, "row_of": None if config.is_second else row_of}
@@ -55,7 +55,7 @@ def run(
 
 
 def rows_of(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Give the row of each route, and the expert and token of each row."""
+    """Return the row of each route, and the expert and token of each row."""
     pairs = sorted({(int(e), t) for t, ids in enumerate(topk_ids) for e in ids if 0 <= e < num_experts})
     of = {pair: row for row, pair in enumerate(pairs)}
     row_of = [[of.get((int(e), t), -1) for e in ids] for t, ids in enumerate(topk_ids)]
@@ -63,7 +63,7 @@ def rows_of(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, list[tuple[int,
 
 
 def drawn_for(config: FewConfig, rows: int, shape: tuple[int, int, int], g: torch.Generator) -> tuple[Tensor, Rows]:
-    """Draw B and weights of this shape for exact sums: scales that B is cast with are powers of two."""
+    """Draw B and weights of this shape for exact sums: the scales of B's cast are powers of two."""
     experts, n, k = shape
     b = torch.randint(-3, 4, (rows, k), generator=g)
     if config.scales is None:
@@ -79,7 +79,7 @@ def drawn_for(config: FewConfig, rows: int, shape: tuple[int, int, int], g: torc
 
 
 def numbers_of(config: FewConfig, w: Rows) -> Tensor:
-    """Give weights as FP64 numbers."""
+    """Convert weights to FP64 numbers."""
     values, scales = w
     if config.scales is None or scales is None:
         return values.double()
@@ -88,7 +88,7 @@ def numbers_of(config: FewConfig, w: Rows) -> Tensor:
 
 @dataclass(frozen=True)
 class FewTrial(Trial):
-    """One product with random routes; `n` is the number of a row's columns."""
+    """One product with random routes; `n` is the number of columns."""
 
     kernel = KERNEL
     config: FewConfig
@@ -106,7 +106,7 @@ class FewTrial(Trial):
 
     @classmethod
     def drawn(cls, config: FewConfig, seed: int) -> FewTrial:
-        """Draw sizes, and how many experts there are: few that share the tokens, or many without a token."""
+        """Draw sizes and the number of experts: few experts that share the tokens, or many without a token."""
         draw = random.Random(f"{config.name} {seed}")
         return cls(
             config,
@@ -123,11 +123,11 @@ class FewTrial(Trial):
         )
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare rows of the second product to the bit, as sums are exact, and activations as casts compare them."""
+        """Compare rows of the second product bit for bit, because sums are exact, and activations like casts."""
         g = torch.Generator().manual_seed(self.seed)
         is_second = self.config.is_second
         ids = torch.randint(-1, self.num_experts, (self.tokens, self.topk), generator=g).to(self.ids)
-        for other in (self.num_experts, 1 << 32 if self.ids == torch.int64 else -2):  # no expert has these
+        for other in (self.num_experts, 1 << 32 if self.ids == torch.int64 else -2):  # ids without an expert
             ids[torch.rand(ids.shape, generator=g, dtype=torch.float32) < 0.1] = other
         row_of, pairs = rows_of(ids, self.num_experts)
         count = ids.numel() if is_second else self.tokens

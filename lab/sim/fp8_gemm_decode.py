@@ -1,4 +1,4 @@
-"""The `fp8_gemm_decode` kernel in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""The `fp8_gemm_decode` kernel in the simulator, with the source, tensor maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .product import depth, draws, random_words, sides
 
 
 def random_problem(config: DecodeConfig, *sizes: Any, **more: Any) -> Problem:
-    """Give the problem of such a trial."""
+    """Return the problem of a trial with these arguments."""
     return DecodeTrial(config, *sizes, **more).problem()
 
 
 @dataclass(frozen=True)
 class DecodeTrial(DenseTrial):
-    """One product of few rows."""
+    """One product with few rows."""
 
     kernel = FP8_GEMM_DECODE
     config: DecodeConfig
@@ -56,7 +56,7 @@ class DecodeTrial(DenseTrial):
         )
 
     def operands(self, generator: torch.Generator) -> tuple[Operand, Operand]:
-        """Draw A and B; of fine scales no two are alike."""
+        """Draw A and B; if scales are fine, no two scales are equal."""
         if not self.config.is_fine:
             return super().operands(generator)
         (a, sfa), (b, sfb) = (

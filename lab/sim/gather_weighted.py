@@ -1,4 +1,4 @@
-"""The kernels `gather_weighted` and `gather_weighted_many` in the simulator, with a GPU's source and parameters."""
+"""The kernels `gather_weighted` and `gather_weighted_many` in the simulator, with the parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .trial import Trial, same
 
 
 def kernel_of(config: GatherConfig | ManyConfig) -> Kernel[Any]:
-    """Give the kernel of a configuration."""
+    """Return the kernel of a configuration."""
     return MANY if isinstance(config, ManyConfig) else KERNEL
 
 
@@ -33,7 +33,7 @@ def run(
     weights: Tensor | None,
     **how: Unpack[How],
 ) -> Tensor:
-    """Sum up each token's rows on simulated SMs. What the kernel leaves unwritten is NaN."""
+    """Sum up each token's rows on simulated SMs. Elements that the kernel does not write are NaN."""
     out = torch.full((row_of.shape[0], y.shape[1]), float("nan"), dtype=torch.bfloat16)
     given = {"y": y, "row_of": row_of, "weights": weights}
     stage = Stage(config, given, {"out": out}, {"y": 16, "out": 16}, **how)
@@ -49,7 +49,7 @@ def run(
 
 @dataclass(frozen=True)
 class GatherTrial(Trial):
-    """Sums of random rows, some routes without one, by the kernel for few tokens."""
+    """Sums of random rows by the kernel for few tokens; some routes have no row."""
 
     kernel: ClassVar[Kernel[Any]] = KERNEL
     config: GatherConfig | ManyConfig
@@ -66,9 +66,9 @@ class GatherTrial(Trial):
         return cls(config, draw.randint(1, 9), draw.randint(1, 40), 8 * draw.choice((1, 5, 257, 520)), seed)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare sums with a loop over routes, to the bit."""
+        """Compare sums with a loop over routes, bit for bit."""
         generator = torch.Generator().manual_seed(self.seed)
-        # Terms of all magnitudes that cancel each other: the remainder shows how each step was rounded.
+        # Terms of all magnitudes cancel each other: the remainder shows the rounding of each step.
         magnitudes = 2.0 ** torch.randint(0, 24, (self.tokens * self.topk, 1), generator=generator)
         y = (
             torch.randn(self.tokens * self.topk, self.n, generator=generator, dtype=torch.float32) * magnitudes
@@ -77,7 +77,7 @@ class GatherTrial(Trial):
         row_of = torch.arange(y.shape[0], dtype=torch.int32).view(self.tokens, self.topk).roll(1, 1)
         row_of[torch.rand(row_of.shape, generator=generator, dtype=torch.float32) < 0.2] = -1
         weights = None
-        if self.config.weights is not None:  # in wider rows, as in a message
+        if self.config.weights is not None:  # in wider rows, like a message's
             weights = torch.rand(self.tokens, self.topk + 3, generator=generator, dtype=torch.float32).to(
                 self.config.weights
             )[:, 2:-1]
@@ -85,7 +85,7 @@ class GatherTrial(Trial):
             weights[row_of < 0] = float("nan")
         wide = torch.full(
             (len(y), self.n + 8), torch.nan, dtype=torch.float32
-        ).bfloat16()  # NaN beside rows, and where none is taken
+        ).bfloat16()  # NaN beside the rows, and in unused rows
         taken = row_of[row_of >= 0].long()
         wide[taken, : self.n] = y[taken]
         y = wide[:, : self.n]
@@ -97,6 +97,6 @@ class GatherTrial(Trial):
 
 @dataclass(frozen=True)
 class ManyTrial(GatherTrial):
-    """The same by the kernel for many tokens."""
+    """Sums of random rows by the kernel for many tokens."""
 
     kernel = MANY

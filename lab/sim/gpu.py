@@ -1,6 +1,6 @@
-"""A GPU's memory in place of a simulation's: trials run there too, by the launchers that the package's calls use.
+"""A GPU's memory instead of a simulation's: trials run there too, with the launchers of the package's calls.
 
-A write beside the outputs is found here too. Only the simulator finds races, and reads beside the inputs.
+It also detects a write next to the outputs. Only the simulator detects races, and reads next to the inputs.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from deep_gemm.core.kernel import Config, Kernel, launch
 from .simulate import Arena, Buffer, Result
 
 KEPT: list[list[GpuMemory]] = []
-"""Lists that collect every new GpuMemory: see `kept`."""
+"""Lists that collect each new GpuMemory: see `kept`."""
 
 
 class GpuMemory:
-    """Some buffers in a GPU's memory. Kernels run there one after another."""
+    """Buffers in a GPU's memory. Kernels run there one after another."""
 
     def __init__(self, buffers: Mapping[str, Buffer], device: str, num_sms: int | None = None) -> None:
-        """`num_sms`: the number of SMs for which persistent kernels are launched; all unless given."""
+        """`num_sms`: the number of SMs for launches of persistent kernels; default: all."""
         self.arena = Arena(buffers, device)
         self.tensor = self.arena.tensor
         self.device = self.arena.memory.get_device()
         self.num_sms = num_sms or torch.cuda.get_device_properties(self.device).multi_processor_count
         self._written = [name for name, buffer in buffers.items() if buffer.is_writable]
         self.is_dependent = any(buffer.is_dependent for buffer in buffers.values())
-        """The kernel ahead may still write buffers that are not ready: kernels start before it has ended."""
+        """True: the previous kernel may still write buffers that are not ready, as kernels start before it ends."""
         self._before: torch.Tensor | None = None
         self._launches: list[tuple[driver.Launcher, bytes, int]] = []
         for each in KEPT:
             each.append(self)
 
     def launch(self, kernel: Kernel[Any], config: Config, values: Mapping[str, Any], grid: int) -> None:
-        """Launch a kernel here. Inputs have their values by now."""
+        """Launch a kernel here. All inputs must have their values."""
         if self._before is None:
             self._before = self.arena.memory.clone()
         size = kernel.params_of(config).size
@@ -48,25 +48,25 @@ class GpuMemory:
         launch(*self._launches[-1], self.device)
 
     def restore(self) -> None:
-        """Restore memory as it was before the first launch, as kernels that count arrivals need it."""
+        """Restore the memory of before the first launch: kernels that count arrivals need it."""
         assert self._before is not None
         self.arena.memory.copy_(self._before)
 
     def launch_again(self) -> None:
-        """Repeat all launches, in order, on memory as it is by now."""
+        """Repeat all launches, in order, on the present memory."""
         for each in self._launches:
             launch(*each, self.device)
 
     def result(self) -> Result:
-        """Wait for the launches; a ValueError says that something was written beside the outputs."""
+        """Wait for the launches; raise a ValueError if a kernel wrote next to the outputs."""
         if self._before is not None and (name := self.arena.changed(self._before, self._written)) is not None:
-            raise ValueError(f"{name}: expected to be written in its outputs alone, got a write to it or beside it")
+            raise ValueError(f"{name}: expected a write to outputs alone, got a write to it or next to it")
         return Result({}, *[0] * 6)
 
 
 @contextmanager
 def kept() -> Iterator[list[GpuMemory]]:
-    """Collect every GpuMemory that is made in this block, in order."""
+    """Collect every GpuMemory made in this block, in order."""
     made: list[GpuMemory] = []
     KEPT.append(made)
     try:

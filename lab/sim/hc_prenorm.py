@@ -1,4 +1,4 @@
-"""Both kernels of hyper-connections in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""Both kernels of hyper-connections in the simulator, with the source, tensor maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .rounding import FP32_UNIT, largest_part
 from .trial import Trial
 
 LEFT_OVER = 2.0**-133
-"""The most that is lost of a value of B below 2^-123."""
+"""The largest part that a value of B below 2^-123 loses."""
 
 
 def run(
     kernel: HostKernel | None, config: Chosen, a: Tensor, b: Tensor, splits: int = 1, **how: Unpack[How]
 ) -> tuple[Tensor, Tensor]:
-    """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. What is left unwritten is NaN."""
+    """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. Unwritten elements are NaN."""
     m, n = len(a), len(b)
     written = {
         "d": torch.full((splits, m, n), torch.nan, dtype=torch.float32),
@@ -51,7 +51,7 @@ def run(
 
 
 def random_operands(m: int, n: int, k: int, seed: int = 0, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Make normally distributed operands. Half of B's values lie in the middle between two of TF32."""
+    """Make normally distributed operands. Half of B's values are midway between two TF32 numbers."""
     g = torch.Generator().manual_seed(seed)
     a = torch.randn(m, k, generator=g, dtype=torch.float32).bfloat16()
     b = torch.randn(n, k, generator=g, dtype=torch.float32)
@@ -61,7 +61,7 @@ def random_operands(m: int, n: int, k: int, seed: int = 0, device: str = "cpu") 
 
 
 def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """Make zeros of both signs, infinities, NaN, numbers that round to infinity, the smallest; beside whole numbers."""
+    """Make zeros of both signs, infinities, NaN, numbers that round to infinity, the smallest; among whole numbers."""
     a, b = random_operands(m, n, k)
     a, b = (a * 4).round(), (b * 4).round()
     largest, smallest = torch.finfo(torch.float32).max, 2.0**-126
@@ -72,15 +72,15 @@ def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
     a[0] = 0
     a[1, 2], a[2, 3] = torch.inf, -torch.inf
     a[3, 4] = torch.nan
-    a[4, 0] = torch.inf  # meets 0
+    a[4, 0] = torch.inf  # is multiplied by 0
     a[5, 5:9] = torch.tensor([2.0**-120, 2.0**120, 0, 0], dtype=torch.float32)
     return a, b
 
 
 def compare(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, of_step: float = 1.0) -> float:
-    """Give the largest error of results `[splits, m, n]` and `[splits, m]`, as a part of the allowed one.
+    """Return the largest error of results `[splits, m, n]` and `[splits, m]`, relative to the allowed error.
 
-    A product of 16 along k, one of high and one of low parts, may be off by `of_step` units of the magnitudes' sum.
+    A product of depth 16, of high parts or of low parts, may have an error of `of_step` units of the magnitudes' sum.
     """
     right = HcProblem(a, b, torch.empty_like(d), torch.empty_like(sqr_sum))
     reference(right)
@@ -113,7 +113,7 @@ class HcTrial(Trial):
         return cls(config, draw.randint(1, 150), n, BLOCK_K * draw.randint(1, 12), draw.randint(1, 4), seed)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare the product and the sums of squares with the reference's, within what rounding may do."""
+        """Compare the product and the sums of squares with the reference's, within the error of rounding."""
         size = self.m, self.n, self.k
         a, b = special_operands(*size) if self.is_special else random_operands(*size, self.seed)
         found = run(kernel, self.config, a, b, self.splits, **self.how)
@@ -122,6 +122,6 @@ class HcTrial(Trial):
 
 @dataclass(frozen=True)
 class HcFewTrial(HcTrial):
-    """The same by the kernel for few rows."""
+    """The same kind of trial, for the kernel for few rows."""
 
     kernel = kernel_few.KERNEL

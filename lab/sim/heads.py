@@ -1,4 +1,4 @@
-"""Products of heads in the simulator, by either kernel, with the source, tensor maps and parameters that a GPU gets."""
+"""Products of heads in the simulator, by either kernel, with the source, maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Config = GemmConfig | DecodeConfig
 
 
 def random_problem(config: Config, *sizes: Any, **more: Any) -> Problem:
-    """Give the problem of such a trial."""
+    """Return the problem of a trial with these arguments."""
     return HeadsTrial(config, *sizes, **more).problem()
 
 
 @dataclass(frozen=True)
 class HeadsTrial(ProductTrial):
-    """Products of some heads by `fp8_gemm`."""
+    """Products of several heads by `fp8_gemm`."""
 
     kernel: ClassVar[Kernel[Any]] = FP8_GEMM
     works = (HEADS,)
@@ -45,7 +45,7 @@ class HeadsTrial(ProductTrial):
     is_dependent: bool = False
     in_place: bool = False
     gap: int = 16
-    """Values behind each row of A and B, a multiple of 16."""
+    """Values after each row of A and B, a multiple of 16."""
 
     @classmethod
     def drawn(cls, config: Config, seed: int) -> HeadsTrial:
@@ -63,7 +63,7 @@ class HeadsTrial(ProductTrial):
         )
 
     def problem(self) -> Problem:
-        """Draw "bhr,hdr->bhd". D is NaN, unless it is also C."""
+        """Draw operands for "bhr,hdr->bhd". D is NaN, unless it is also C."""
         generator = torch.Generator().manual_seed(self.seed)
         a, b = operands(self.config, generator, (self.m, self.heads), self.n, self.k, (self.heads,))
         d, c = random_d_and_c(self.config, (self.m, self.heads, self.n), generator, self.in_place)
@@ -72,12 +72,12 @@ class HeadsTrial(ProductTrial):
 
 
 class DecodeHeadsTrial(HeadsTrial):
-    """The same by `fp8_gemm_decode`."""
+    """Products of several heads by `fp8_gemm_decode`."""
 
     kernel = FP8_GEMM_DECODE
 
 
 def of_tile(tile: Tile, output: Output, heads: int, m: int, n: int, k: int, *more: Any, **how: Any) -> HeadsTrial:
-    """Make the trial of a tile, by the kernel that has it."""
+    """Make the trial of a tile, for the kernel that has this tile."""
     kind = DecodeHeadsTrial if tile.is_decode else HeadsTrial
     return kind(tile.config(output, k), heads, m, n, k, *more, **how)

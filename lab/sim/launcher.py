@@ -1,6 +1,6 @@
-"""Replaces the driver: code launches a kernel in the simulator as it would on a GPU.
+"""Replaces the driver: launch code for a GPU launches a kernel in the simulator instead.
 
-The simulator therefore gets the same parameter bytes and the same grid as a GPU.
+So the simulator gets the same parameter bytes and the same grid as a GPU.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Problem = TypeVar("Problem", bound=Any)
 
 
 def flat_memory(x: Tensor) -> Tensor:
-    """The memory from a tensor's first element to its last, including padding between rows."""
+    """Return the memory from a tensor's first element to its last, including padding between rows."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.as_strided((extent,), (1,))
 
 
 class _Into(NamedTuple):
-    """A stage as the target of launches."""
+    """Sends launches to a stage."""
 
     stage: Stage
     compiled: dict[Kernel[Any], HostKernel | None]
@@ -49,30 +49,30 @@ class _Into(NamedTuple):
         self.stage.launch(kernel, self.compiled[kernel], config, values, grid, inputs)
 
     def room(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
-        """Refuse to make room: all memory of a stage was stated."""
+        """Refuse to allocate: a stage's memory is fixed from the start."""
         raise AssertionError(shape)
 
 
 class How(TypedDict, total=False):
-    """Settings of a simulation: keywords that functions which run a kernel pass on."""
+    """Settings of a simulation: keywords that are passed on to it by functions that run a kernel."""
 
     num_sms: int | None
     """None: the number of CTAs in two clusters."""
     seed: int
     schedule: str | None
     truncate: bool
-    """WGMMA accumulates with Hopper's few bits, not exactly."""
+    """True: WGMMA accumulates with Hopper's few bits; False: exactly."""
     device: str
-    """`cpu`: the simulator, the default everywhere. `cuda`: a GPU, where only the number of SMs counts."""
+    """`cpu`: the simulator, the default everywhere. `cuda`: a GPU, for which only the number of SMs matters."""
 
 
 def is_on_gpu(how: How) -> bool:
-    """Tell whether kernels run on a GPU, whose tensor cores keep fewer bits than the simulator."""
+    """Tell whether kernels run on a GPU, whose tensor cores keep fewer bits than the simulator's."""
     return how.get("device", "cpu") != "cpu"
 
 
 class Stage:
-    """Tensors in the memory of a GPU, a simulated one unless said, where kernels run on them one after another."""
+    """Tensors in the memory of a GPU (by default a simulated one), where kernels run on them one after another."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class Stage:
         ranks: Mapping[str, int] | None = None,
         **how: Unpack[How],
     ) -> None:
-        """Copy tensors there. Each begins at a multiple of its element size, or of its number in `aligned`.
+        """Copy tensors into the stage's memory, at multiples of their element size, or of their number in `aligned`.
 
-        `config` belongs to the kernel with the largest clusters. The kernel ahead may still write all tensors but the
-        `ready` ones. `ranks`: the rank whose memory holds a tensor, if not rank 0.
+        `config` belongs to the kernel with the largest clusters. The previous kernel may still write all tensors except
+        the `ready` ones. `ranks`: the rank whose memory holds a tensor, if not rank 0.
         """
         given = {name: x for name, x in {**read, **written}.items() if x is not None}
         self.config, self._written = config, {name: given[name] for name in written if name in given}
@@ -112,7 +112,7 @@ class Stage:
         self.at: dict[str, Any] = {name: self._memory.tensor(name, x) for name, x in given.items()}
 
     def placed(self, p: Problem) -> Problem:
-        """Replace tensors of a problem by the tensors here with the same names."""
+        """Replace tensors of a problem by the stage's tensors with the same names."""
         return p._replace(**{name: x for name, x in self.at.items() if name in p._fields})  # type: ignore[no-any-return]
 
     def run(
@@ -124,9 +124,9 @@ class Stage:
         inputs: frozenset[str] = frozenset(),
         config: Config | None = None,
     ) -> None:
-        """Launch a kernel with the parameters that `values_of` makes of the tensors here, by name.
+        """Launch a kernel with the parameters that `values_of` makes from the stage's tensors, by name.
 
-        Its outputs are copied back; it may not write `inputs`. `config`: the kernel's, if the stage has another one.
+        Its outputs are copied back; it must not write `inputs`. `config`: the kernel's, if the stage has another one.
         """
         self.launch(kernel, compiled, config or self.config, values_of(self.at), grid, inputs)
         self.copy_back()
@@ -135,9 +135,9 @@ class Stage:
     def launches(
         self, compiled: Mapping[Kernel[Any], HostKernel | None], inputs: Collection[str] = ()
     ) -> Iterator[None]:
-        """Run here the kernels that code launches in this block: the `compiled` ones, or the package's own.
+        """Run here the kernels that code in this block launches: the `compiled` ones, or the package's own.
 
-        All but the last may not write `inputs`.
+        All kernels but the last must not write `inputs`.
         """
         into = _Into(self, dict(compiled), frozenset(inputs))
         with launching_into(into):
@@ -152,7 +152,7 @@ class Stage:
         grid: int,
         inputs: frozenset[str] = frozenset(),
     ) -> None:
-        """Launch a kernel here. `compiled`: None means the package's own source, which is all that a GPU runs."""
+        """Launch a kernel here. If `compiled` is None, it is the package's own source; a GPU can only run that."""
         if isinstance(self._memory, GpuMemory):
             if compiled is not None:
                 raise ValueError(f"kernel: expected None for a GPU, got {compiled.name} compiled for the host")
@@ -163,12 +163,12 @@ class Stage:
             self._memory.launch(KernelLaunch.of(host, config, packed, grid, inputs))
 
     def copy_back(self) -> None:
-        """Copy the kernels' outputs, and the memory between their rows, back into the tensors that were given."""
+        """Copy the kernels' outputs, and the memory between their rows, back into the original tensors."""
         for name, x in self.result().buffers.items():
             flat_memory(self._written[name]).view(torch.uint8).copy_(flat_memory(x).view(torch.uint8))
 
     def result(self) -> Result:
-        """Give the kernels' outputs, each tensor as it lay before, and counters of the last kernel."""
+        """Return the kernels' outputs, each with its tensor's strides, and counters of the last kernel."""
         result = self._memory.result()
         for name in self._written:
             x = self.at[name]

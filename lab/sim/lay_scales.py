@@ -1,4 +1,4 @@
-"""The `lay_scales` kernel in the simulator, with the source and parameters that a GPU gets."""
+"""The `lay_scales` kernel in the simulator, with the source and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POISON = -0x5A5A5A5A
 
 
 def run(kernel: HostKernel | None, sf: Tensor, out: Tensor, **how: Unpack[How]) -> None:
-    """Copy scales as `casts.lay_scales.run` does, on simulated SMs. What the kernel leaves unwritten stays."""
+    """Copy scales like `casts.lay_scales.run`, on simulated SMs. Elements that the kernel does not write stay as is."""
     stage = Stage(CONFIG, {"sf": sf}, {"out": out}, **how)
     stage.run(
         lay_scales.KERNEL, kernel, lambda at: lay_scales.values_of(at["sf"], at["out"]), lay_scales.grid(CONFIG, out)
@@ -31,14 +31,14 @@ def run(kernel: HostKernel | None, sf: Tensor, out: Tensor, **how: Unpack[How]) 
 
 
 def check(kernel: HostKernel | None, sf: Tensor, k_blocks: int | None = None, **how: Unpack[How]) -> None:
-    """Compare the scales laid out, and the memory between them, to the bit. `k_blocks`: of a row, if it is in words."""
+    """Compare the resulting scales, and the memory between them, bit for bit. `k_blocks`: of a row, if in words."""
     out = empty_mn_major(sf, k_blocks)
     memory = flat_memory(out).view(torch.int32).fill_(POISON)
     right = memory.clone()
     numbers = sf if k_blocks is None else numbers_of(sf, k_blocks)
     right.as_strided(out.shape, out.stride()).copy_(numbers.view(torch.int32))
     run(kernel, sf, out, **how)
-    if k_blocks is not None:  # a NaN may have any bits
+    if k_blocks is not None:  # any NaN is right, whatever its bits
         for words in (memory, right):
             words.masked_fill_(words.view(torch.float32).isnan(), 0)
     same("words", memory, right)
@@ -46,7 +46,7 @@ def check(kernel: HostKernel | None, sf: Tensor, k_blocks: int | None = None, **
 
 @dataclass(frozen=True)
 class ScalesTrial(Trial):
-    """Scales in rows that lie apart, or m-major ones: the transpose of such rows."""
+    """Scales in rows with gaps, or m-major scales: the transpose of such rows."""
 
     kernel = lay_scales.KERNEL
     groups: int
@@ -66,7 +66,7 @@ class ScalesTrial(Trial):
         return cls(*sizes, draw.random() < 0.5, seed, are_words=draw.random() < 0.5)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare scales laid out, in FP32 or from words, to the bit."""
+        """Compare the resulting scales, from FP32 or from words, bit for bit."""
         of_row = ceil_div(self.k_blocks, UE8M0_PER_WORD) if self.are_words else self.k_blocks
         rows, columns = (of_row, self.m) if self.is_m_major else (self.m, of_row)
         shape = self.groups, rows + 1, columns + 3

@@ -31,27 +31,27 @@ SCHEDULES = (
     "prompt_loads",
     "late_stores",
 )
-"""Each name says which part is slow or prompt. Same order as `Schedule` in host/model/launch.h."""
+"""Each name tells the slow or prompt part. The order is that of `Schedule` in host/model/launch.h."""
 
 _FLAGS: tuple[str, ...] = ("-std=c++20", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
-# The model takes nearly all of a run, and a kernel is compiled about as often as it runs.
+# The model takes nearly all of a run's time, and a kernel is compiled about once for each run.
 _MODEL_FLAGS: tuple[str, ...] = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-trapping-math")
 _KERNEL_FLAGS = ("-Og",)
 # An unwritten register holds anything on a GPU. Here it holds -1.7e38 as FP32, so that it is never a zero by chance.
 POISON_FLAG, _POISON_SINCE = "-ftrivial-auto-var-init=pattern", 12
 # Without these, all loaded kernels would share their variables.
 _PRIVATE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
-# All that g++ would link but libstdc++: to read its symbols takes as long as to compile a small kernel, see `_loaded`.
+# All default libraries except libstdc++: reading its symbols takes as long as compiling a small kernel, see `_loaded`.
 _LIBRARIES: tuple[str, ...] = ("-nodefaultlibs", "-lm", "-lgcc_s", "-lgcc", "-lc")
 _COMPILE_SECONDS = 300
 
 
 class HostCompileError(RuntimeError):
-    """g++ is missing or refused the kernel's source."""
+    """g++ is missing, or rejected the kernel's source."""
 
 
 class Buffer(ctypes.Structure):
-    """`sim::Buffer`."""
+    """The C struct `sim::Buffer`."""
 
     _fields_ = (
         ("base", ctypes.c_uint64),
@@ -63,11 +63,11 @@ class Buffer(ctypes.Structure):
 
 
 OtherRanks = ctypes.CFUNCTYPE(ctypes.c_uint32)
-"""`Launch.other_ranks`."""
+"""The C function pointer `Launch.other_ranks`."""
 
 
 class Launch(ctypes.Structure):
-    """`sim::Launch`."""
+    """The C struct `sim::Launch`."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("seed", "max_steps")),
@@ -83,7 +83,7 @@ class Launch(ctypes.Structure):
 
 
 class Stats(ctypes.Structure):
-    """`sim::Stats`: counters of a run."""
+    """The C struct `sim::Stats`: counters of a run."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint64) for name in ("steps", "products", "loads", "stores", "prefetches", "to_peers")
@@ -92,7 +92,7 @@ class Stats(ctypes.Structure):
 
 @dataclass(frozen=True)
 class HostKernel:
-    """A kernel as a host library. The model's state is global, so `lock` lets one run of a kernel go at a time."""
+    """A kernel as a host library. The model's state is global, so `lock` lets only one run of a kernel go at a time."""
 
     name: str
     library: ctypes.CDLL
@@ -100,7 +100,7 @@ class HostKernel:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def argument_bytes(self) -> list[int]:
-        """Size of each of the kernel's parameters."""
+        """Return the size of each of the kernel's parameters."""
         sizes: list[int] = []
         while size := self.library.sim_argument_bytes(len(sizes)):
             sizes.append(size)
@@ -123,7 +123,7 @@ def compile_kernel(
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text(text)
             unit.write_text(f'#include "ptx/platform.cuh"\n{source}\n#include "model/entry.h"\nSIM_EXPORT({name})\n')
-            # No warnings, because g++ does not know the kernel's pragmas; NVRTC warns about kernels.
+            # Warnings are off, because g++ does not know the kernel's pragmas; NVRTC warns about kernels.
             chosen = (*_FLAGS, *kernel_flags(), *_PRIVATE, *flags)
             arguments = (*chosen, "-w", "-shared", f"-I{build}", f"-I{HOST_DIRECTORY}")
             _run_compiler((*arguments, str(unit), str(model), *_LIBRARIES), Path(build) / "kernel.so", library)
@@ -131,7 +131,7 @@ def compile_kernel(
 
 
 def copy_of(kernel: HostKernel, directory: Path) -> HostKernel:
-    """Copy a kernel with a model of its own, so that copies can run at the same time."""
+    """Copy a kernel with a separate model, so that copies can run at the same time."""
     copy = directory / f"{len(list(directory.iterdir()))}.so"
     shutil.copyfile(kernel.path, copy)
     return _loaded(kernel.name, copy)
@@ -148,7 +148,7 @@ def _loaded(name: str, library: Path) -> HostKernel:
 
 
 def default_cache_dir() -> Path:
-    """This user's directory for compiled models and kernels, below the system's temporary directory."""
+    """Return this user's directory for compiled models and kernels, in the system's temporary directory."""
     path = Path(tempfile.gettempdir()) / f"deep_gemm_sim_{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid():
@@ -207,7 +207,7 @@ def _compiler() -> str:
 
 
 def kernel_flags() -> tuple[str, ...]:
-    """Give the options to compile a kernel with; unwritten registers are filled if this g++ can."""
+    """Return the options for compiling a kernel; unwritten registers are filled if this g++ supports it."""
     found = re.search(r" (\d+)\.\d", _compiler_version())
     return (*_KERNEL_FLAGS, POISON_FLAG) if found and int(found[1]) >= _POISON_SINCE else _KERNEL_FLAGS
 
@@ -218,9 +218,9 @@ def _compiler_version() -> str:
 
 
 def compiled(kernel: Kernel[Any], config: Any, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile a configuration of a kernel of the package for the host, once.
+    """Compile a configuration of a package's kernel for the host, once.
 
-    `edits` replaces sources by name, for mutations, which are compiled each time.
+    For mutations `edits` replaces sources by name; such kernels are compiled each time.
     """
     return _compiled(kernel, config) if edits is None else _compile(kernel, config, edits)
 

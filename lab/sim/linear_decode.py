@@ -1,4 +1,4 @@
-"""The `linear_decode` kernel in the simulator, with the source, tensor map and parameters that a GPU gets."""
+"""The `linear_decode` kernel in the simulator, with the source, tensor map and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .product import draws, near_edge
 from .trial import Trial
 
 TINY = 138 * 2.0**-124, 207 * 2.0**-132
-"""The largest number of a block and the others: quotients are ties, and the steps of an ordinary cast underflow."""
+"""The largest number of a block, and its other numbers: quotients are ties, and steps of an ordinary cast underflow."""
 
 
 def run(
@@ -39,7 +39,7 @@ def run(
 ) -> Tensor:
     """Compute C + cast(x) @ w.T on simulated SMs. C may have a stride of 0.
 
-    `is_dependent`: the kernel ahead may still run.
+    `is_dependent`: the previous kernel may still run.
     """
     values, scales = w
     d = torch.full((len(x), len(values)), float("nan"), dtype=torch.bfloat16)
@@ -56,7 +56,7 @@ def run(
 
 
 def cast_weight(w: Tensor, config: LinearDecodeConfig) -> Operand:
-    """Cast a weight with the scales that a configuration is for."""
+    """Cast a weight with the scales that a configuration needs."""
     is_whole = config.tile.sfb == WHOLE
     return per_token_cast_to_fp8(w, gran_k=0) if is_whole else per_block_cast_to_fp8(w)
 
@@ -66,13 +66,13 @@ def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, devi
     a, sfa = per_token_cast_to_fp8(x, gran_k=config.sfa.columns)
     d = torch.full((len(x), len(w[0])), float("nan"), dtype=torch.bfloat16)
     p = Problem(a, sfa, *w, d, c, of_b=config.sfb, of_a=config.sfa)
-    config = replace(config, num_stages=min(config.num_stages, 4))  # stages of this kernel's tile hold B alone
+    config = replace(config, num_stages=min(config.num_stages, 4))  # in this kernel's tile, stages hold only B
     return product.run(None, config, p, truncate=True, device=device).d
 
 
 @dataclass(frozen=True)
 class LinearTrial(Trial):
-    """One layer. `special` numbers lie among the others; with some, the last row is one tiny block."""
+    """One layer. `special` numbers occur among the others; if there are any, the last row is one tiny block."""
 
     kernel = KERNEL
     config: LinearDecodeConfig
@@ -86,7 +86,7 @@ class LinearTrial(Trial):
 
     @classmethod
     def drawn(cls, config: LinearDecodeConfig, seed: int) -> LinearTrial:
-        """Draw rows for a tile, columns around its edges, and depths of a few groups that are cast."""
+        """Draw rows for a tile, columns around its edges, and depths of a few groups of casts."""
         draw, tile = draws(config, seed), config.tile
         least = tile.cluster_k if tile.sfa == WHOLE else 1
         blocks = draw.randint(least, 2 * tile.cluster_k * config.group_blocks // tile.block_tokens + 2)
@@ -102,7 +102,7 @@ class LinearTrial(Trial):
         )
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare with the cast and the product, to the bit. Rows of x lie apart."""
+        """Compare with the cast and the product, bit for bit. The rows of x have gaps."""
         (m, n, k), g = (self.m, self.n, self.k), torch.Generator().manual_seed(self.seed)
         x = torch.randn(m, k, generator=g, dtype=torch.float32).to(torch.bfloat16)
         if self.special:

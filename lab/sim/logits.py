@@ -1,4 +1,4 @@
-"""The kernels of the indexer's logits in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""The kernels of the indexer's logits in the simulator, with the source, tensor maps and parameters of a launch."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ Ranges = tuple[Sequence[int], Sequence[int]]
 ROUNDINGS = 2.0**-24
 SCORES = 1 << 26
 BITS_OF_PRODUCTS = 2.0**-8
-"""A part of the sum of all addends without signs: a step of 32 of them cuts 33 off 13 bits below the largest of these.
+"""Error relative to the sum of all magnitudes: a step cuts 33 addends 13 bits below the largest of its 32 products.
 
 Normal numbers of depth 32, 64 and 128 add up to 2, 4 and 7 times their largest product: 33 * 2^-13 / 2 < 2^-8.
 """
 ALIGNED = {**dict.fromkeys(("q", "keys", "scales", "cache", "logits"), 16), "schedule": 8}
 POISON = -0x5A5A5A5A
 GARBAGE = -0x11111111
-"""An entry of the table that must not be read."""
+"""A table entry that the kernel must not read."""
 
 
 def causal(tokens: int, keys: int) -> Ranges:
-    """Let each token see the keys up to its own, which is one of the last."""
+    """Let each token see the keys up to its own key, which is one of the last keys."""
     return [0] * tokens, [keys - tokens + 1 + i for i in range(tokens)]
 
 
 def anywhere(tokens: int, keys: int, seed: int = 0) -> Ranges:
-    """Draw ranges that are empty, crossed, beyond the keys on both sides, and all else."""
+    """Draw ranges of every kind: empty, reversed, or beyond the keys on both sides."""
     g = torch.Generator().manual_seed(seed)
     starts, ends = torch.randint(-keys // 4 - 2, keys + keys // 4 + 2, (2, tokens), generator=g).tolist()
     return starts, ends
 
 
 def packed(tokens: int, keys: int) -> Ranges:
-    """Put two sequences behind each other: ranges jump in the middle of a tile."""
+    """Place two sequences one after the other: ranges jump in the middle of a tile."""
     half, middle = tokens // 2, keys // 3
     starts = [0] * half + [middle] * (tokens - half)
     ends = [min(i + 1, middle) for i in range(half)] + [min(middle + i + 1, keys) for i in range(tokens - half)]
@@ -79,7 +79,7 @@ def problem(
     seed: int = 0,
     device: str = "cpu",
 ) -> MqaLogits:
-    """Make random operands of [tokens, keys, heads, depth]; `columns` of compressed rows."""
+    """Make random operands of [tokens, keys, heads, depth]; `columns`: width of compressed rows."""
     tokens, keys, heads, depth = shape
     g = torch.Generator().manual_seed(seed)
     q, k = fp8(g, tokens, heads, depth), fp8(g, keys, depth)
@@ -105,9 +105,9 @@ def paged_problem(
     device: str = "cpu",
     names_last_block: bool = False,
 ) -> PagedLogits:
-    """Make random operands; `room` bytes between blocks. Pages lie in any order; table entries behind them are garbage.
+    """Make random operands; `room` bytes separate blocks. Pages have a random order; unused table entries are garbage.
 
-    With `names_last_block`, these entries name the last block, which holds no page.
+    With `names_last_block`, unused entries name the last block, which holds no page.
     """
     g = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(contexts, dtype=torch.int32)
@@ -139,9 +139,9 @@ def paged_problem(
 def run(
     kernel: HostKernel | None, config: LogitsConfig, p: Logits, *, hidden_blocks: int = 0, **how: Unpack[How]
 ) -> Tensor:
-    """Compute the logits on simulated SMs. Logits that the kernel leaves unwritten are NaN.
+    """Compute the logits on simulated SMs. Logits that the kernel does not write are NaN.
 
-    The last `hidden_blocks` blocks of a cache are not in memory, so that a read of them is noticed.
+    The last `hidden_blocks` blocks of a cache are not in memory, so that a read of them is detected.
     """
     rows, columns = p.logits.shape
     whole = torch.full((rows, p.logits.stride(0)), torch.nan, dtype=p.logits.dtype)
@@ -163,7 +163,7 @@ def run(
 
 
 def sharing_keys(p: Logits) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor], list[tuple[int, int, int]]]]:
-    """Give rows of tokens that share keys, their queries, keys and scales, and each token's range and first column."""
+    """Yield tokens that share keys: their rows; their queries, keys and scales; their ranges and first columns."""
     columns = p.logits.shape[1]
     if isinstance(p, PagedLogits):
         sequences, next_n = p.q.shape[:2]
@@ -185,10 +185,10 @@ def sharing_keys(p: Logits) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tenso
 
 
 def compare(p: Logits, got: Tensor, unwritten: float = torch.nan, of_addends: float = 0.0) -> float:
-    """Give the largest error of logits, as a part of the allowed one. The kernel has left `unwritten` elsewhere.
+    """Return the largest error of logits relative to the allowed error. Other elements must have kept `unwritten`.
 
     A sum over heads may be off by a rounding of its magnitude for each head and a few more. On a GPU each score may
-    also be off by a part, `of_addends`, of the sum of its products' magnitudes, even a score that relu takes for zero.
+    also be off by `of_addends` times the sum of its products' magnitudes, even a score that relu sets to zero.
     """
     is_clean = isinstance(p, MqaLogits) and p.clean_logits
     expected = torch.full(got.shape, -torch.inf if is_clean else unwritten, dtype=torch.float64, device=got.device)
@@ -208,7 +208,7 @@ def compare(p: Logits, got: Tensor, unwritten: float = torch.nan, of_addends: fl
 
 
 class LogitsTrial(Trial):
-    """Logits of a problem that an heir makes, beside the reference's."""
+    """Logits of a subclass's problem, compared with the reference's."""
 
     config: Any
     hides_block = False
@@ -219,11 +219,11 @@ class LogitsTrial(Trial):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of logits."""
+        """Return the type of the logits."""
         return torch.float32 if self.config.output_bytes == 4 else torch.bfloat16
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare logits with the reference's, within what rounding may do."""
+        """Compare logits with the reference's, within the error of rounding."""
         p = self.problem()
         got = run(kernel, self.config, p, hidden_blocks=int(self.hides_block), **self.how)
         return compare(p, got, of_addends=BITS_OF_PRODUCTS if is_on_gpu(self.how) else 0.0)
@@ -253,7 +253,7 @@ class MqaTrial(LogitsTrial):
         return cls(config, tokens, keys, ranges, seed, columns=draw.randint(1, 200))
 
     def problem(self) -> MqaLogits:
-        """Make it; a NaN of q must reach its logits and no others."""
+        """Make the problem; a NaN in q must affect its own logits only."""
         keys: Any = self.config.keys
         p = problem(
             (self.tokens, self.keys, self.config.heads, self.config.depth),
@@ -270,7 +270,7 @@ class MqaTrial(LogitsTrial):
 
 @dataclass(frozen=True)
 class PagedTrial(LogitsTrial):
-    """Contexts of each sequence, one for each of its tokens, and the rest of a problem; seed and schedule."""
+    """The contexts of each sequence, one for each of its tokens, and other sizes of a problem; seed and schedule."""
 
     kernel = IN_PAGES
     contexts: tuple[tuple[int, ...], ...]
@@ -283,18 +283,18 @@ class PagedTrial(LogitsTrial):
     seed: int = 0
     schedule: str | None = None
     hides_block: bool = False
-    """The block that the table names behind contexts is not in memory."""
+    """True: the block of unused table entries is not in memory."""
     is_bf16: bool = False
 
     @property
     def config(self) -> LogitsConfig:
-        """The configuration of such a problem."""
+        """Return the configuration for this problem."""
         keys = InPages(len(self.contexts[0]), self.page)
         return logits_config(self.heads, self.depth, 2 if self.is_bf16 else 4, keys)
 
     @classmethod
     def drawn(cls, config: LogitsConfig, seed: int) -> PagedTrial:
-        """Draw contexts, shares and room between blocks."""
+        """Draw contexts, shares and the gap between blocks."""
         draw = random.Random(seed)
         keys: Any = config.keys
         contexts = tuple(
@@ -316,17 +316,17 @@ class PagedTrial(LogitsTrial):
         )
 
     def problem(self) -> PagedLogits:
-        """Make it."""
+        """Make the problem."""
         how = {name: getattr(self, name) for name in ("heads", "depth", "page", "room", "shares", "columns", "seed")}
         next_n = len(self.contexts[0])
         return paged_problem(self.contexts, next_n, dtype=self.dtype, names_last_block=self.hides_block, **how)
 
 
 def check_schedule(kernel: HostKernel | None, contexts: Tensor, shares: int, **how: Unpack[How]) -> Tensor:
-    """Make a schedule on a simulated SM, compare it with the reference's, and give it."""
+    """Make a schedule on a simulated SM, compare it with the reference's, and return it."""
     right, got = torch.empty(shares + 1, 2, dtype=torch.int32), torch.full((shares + 1, 2), POISON, dtype=torch.int32)
     schedule(contexts, right)
-    given = contexts if len(contexts) else contexts.new_zeros(1, *contexts.shape[1:])  # no buffer is empty
+    given = contexts if len(contexts) else contexts.new_zeros(1, *contexts.shape[1:])  # a buffer cannot be empty
     stage = Stage(CONFIG, {"contexts": given}, {"out": got}, {"out": 8}, **how)
     schedule_values = plan_paged_contexts.values_of
     stage.run(
@@ -356,7 +356,7 @@ class PlanTrial(Trial):
         return cls(draw.randint(1, 900), draw.randint(1, 4), draw.randint(1, 200), draw.choice((0, 90, 4000)), seed)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare the schedule, to the bit."""
+        """Compare the schedule, bit for bit."""
         g = torch.Generator().manual_seed(self.seed)
         lengths = torch.randint(-300, self.most, (self.sequences, self.next_n), generator=g, dtype=torch.int32)
         check_schedule(kernel, lengths, self.shares, **self.how)

@@ -1,4 +1,4 @@
-"""Does the simulator notice when a kernel is wrong? Breaks its source on purpose, in many ways.
+"""Breaks a kernel's source on purpose, in many ways, to test whether the simulator notices.
 
 A mutation replaces one text in one header. Trials run it with some configuration, problem, seed and schedule
 (tests/mutated.py). A mutation that no trial notices shows a gap in the trials or in the simulator, or a line that the
@@ -27,7 +27,7 @@ class Mutation:
     shows_in: object = None
 
     def apply(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Give the headers with the mutation applied. A ValueError says that `old` is not there: the list is stale."""
+        """Return the headers with the mutation applied; raise a ValueError if `old` is missing: the list is stale."""
         count = headers[self.header].count(self.old)
         if count == 0 or (count > 1 and not self.everywhere):
             raise ValueError(f"mutation {self.name!r}: expected one {self.old!r} in {self.header}, got {count}")

@@ -1,4 +1,4 @@
-"""The `pack_rows` kernel in the simulator, with the source and parameters that a GPU gets."""
+"""The `pack_rows` kernel in the simulator, with the source and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(
     shape: tuple[int, int],
     **how: Unpack[How],
 ) -> Tensor:
-    """Pack tokens on simulated SMs: int32 rows of this shape. What the kernel leaves unwritten is poison."""
+    """Pack tokens on simulated SMs into int32 rows of this shape. Elements that stay unwritten are poison."""
     rows = torch.full(shape, POISON, dtype=torch.int32)
     given = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights, "row_of": row_of}
     stage = Stage(config, given, {"rows": rows}, {"x": 16, "rows": 16}, **how)
@@ -46,7 +46,7 @@ def run(
 
 @dataclass(frozen=True)
 class PackTrial(Trial):
-    """Random tokens, each with some rows; or each with its own, and `behind` rows without a token."""
+    """Random tokens, each with some rows; or with one row each, and `behind` rows without a token."""
 
     kernel = pack_rows.KERNEL
     config: PackConfig
@@ -59,16 +59,16 @@ class PackTrial(Trial):
 
     @classmethod
     def drawn(cls, config: PackConfig, seed: int) -> PackTrial:
-        """Draw sizes, and whether tokens have places."""
+        """Draw sizes, and whether each token has a fixed row."""
         draw = random.Random(seed)
         sizes = draw.randint(1, 6), 16 * draw.randint(1, 70), draw.randint(1, 20)
         return cls(config, *sizes, seed, behind=draw.choice((None, 0, 3)))
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare rows with the result of torch's operations, to the bit."""
+        """Compare rows with the result of torch's operations, bit for bit."""
         g = torch.Generator().manual_seed(self.seed)
         x = torch.randn(self.tokens, self.hidden + 16, generator=g, dtype=torch.float32)
-        x[-1] *= 2.0**-110  # not ordinary, and neither is an infinity
+        x[-1] *= 2.0**-110  # neither tiny numbers nor infinities are ordinary
         x[0, 5] = torch.inf
         x = x.to(self.config.dtype)[:, : self.hidden]
         ids = torch.randint(-1, 99, (self.tokens, self.topk), generator=g)

@@ -1,6 +1,6 @@
-"""Kernels that read and write memory of peers, `post_rows`, `gather_rows` and `meet_ranks`: the calls of rank_calls.py.
+"""Kernels that read and write memory of peers: `post_rows`, `gather_rows` and `meet_ranks`, for rank_calls.py's calls.
 
-All of them run in each trial, on several simulated ranks: one kernel may notice a mistake of another.
+Each trial runs all of them, on several simulated ranks: one kernel may detect a mistake of another.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ KEEP, STORE = (
 )
 SUM = GatherConfig(torch.float32)
 LIMIT = 1 << 20
-"""Steps that a wait may take."""
+"""Most steps of a wait."""
 POISON = 0xA5
 ROWS = "row_of", "token_of"
-"""Parts of a call's rows that kernels read."""
+"""Parts of a call's rows that the kernels read."""
 
 
 @cache
 def own_kernel(name: str) -> HostKernel:
-    """Compile a kernel of cuda/. It stands for the work of other kernels between the kernels that are tried."""
+    """Compile a kernel of lab/sim/cuda, which replaces other kernels between the tested ones."""
     headers = {**cuda_sources(), f"{name}.cuh": (SOURCES / f"{name}.cuh").read_text()}
     return compile_kernel(f'#include "{name}.cuh"\n', headers, name=name)
 
 
 def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
-    """Give all buffers of the ranks, by name; each name ends with the rank's number."""
+    """Return all buffers of the ranks, by name; each name ends with the rank's number."""
     room, found = sizes.room, {}
 
     def add(name: str, data: Tensor, *, written: bool = False, alignment: int = 4) -> None:
@@ -70,7 +70,7 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
         add(f"state {rank}", torch.zeros(STATE_WORDS, dtype=torch.int32), written=True)
         add(f"report {rank}", torch.zeros(1, dtype=torch.int32), written=True)
         for i, call in enumerate(calls):
-            rows = max(call.x.shape[0], 1)  # no buffer is empty
+            rows = max(call.x.shape[0], 1)  # a buffer cannot be empty
             add(f"x {i} {rank}", call.x, alignment=16)
             if call.sf is not None:
                 add(f"sf {i} {rank}", call.sf)
@@ -99,7 +99,7 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
 def launches_of(
     trial: PeerTrial, kernels: Mapping[str, HostKernel], by_rank: list[list[Call]], simulation: Simulation, limit: int
 ) -> list[list[KernelLaunch]]:
-    """Give the launches of each rank, in order."""
+    """Return the launches of each rank, in order."""
     sizes, post, gather = trial.sizes, trial.post, trial.gather
     room = sizes.room
     addresses = tuple(simulation.address(f"room {rank}") for rank in range(sizes.ranks))
@@ -150,7 +150,7 @@ def launches_of(
 
 
 def gathered_of(sizes: Sizes) -> Gathered:
-    """Make the outputs of gather_rows, as they are before. Scales lie as `sfa.t()`, contiguous."""
+    """Make the outputs of gather_rows, in their state before the launch. Scales are the contiguous `sfa.t()`."""
     rows, hidden, is_fp8 = sizes.room.slots * sizes.topk, sizes.hidden, sizes.value_bytes == 1
     sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan, dtype=torch.float32)
     values = torch.full((rows, hidden), POISON, dtype=torch.uint8 if is_fp8 else torch.int16)
@@ -160,7 +160,7 @@ def gathered_of(sizes: Sizes) -> Gathered:
 
 
 def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which: str) -> None:
-    """Compare what gather_rows wrote; rows without a token stay as they were."""
+    """Compare the results of gather_rows; rows without a token must be unchanged."""
     room, before = sizes.room, gathered_of(sizes)
     values, weights = found[f"values {which}"], found[f"weights {which}"]
     sfa = None if before.sfa is None else found[f"sfa {which}"].t()
@@ -185,7 +185,7 @@ def _bytes_of(row: int, *parts: Tensor | None) -> Tensor:
 
 
 def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) -> None:
-    """Compare all results, bit by bit. A slot without a route here may hold anything."""
+    """Compare all results bit by bit. A slot without a route to this rank may hold anything."""
     room = sizes.room
     for rank, calls in enumerate(by_rank):
         for i, call in enumerate(calls):
@@ -198,7 +198,7 @@ def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) 
             rows = kept[: room.ids].view(room.max_tokens, room.row_bytes)
             same(f"rows {where}", rows[:tokens, : call.posted.shape[1]], call.posted)
             if i == 0 and bool((rows[tokens:] != POISON).any()):
-                raise ValueError(f"rows {where}: expected none of tokens that are not there")
+                raise ValueError(f"rows {where}: expected none after the last token")
             check_gathered(sizes, call, found, f"{i} {rank}")
             out = found[f"out {i} {rank}"][:tokens]
             same(f"out {where}", out.view(torch.int16), call.out.view(torch.int16))
@@ -208,7 +208,7 @@ def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) 
 
 @dataclass(frozen=True)
 class PeerTrial(Trial):
-    """Calls of some ranks, which come at different times; post_rows is tried."""
+    """Calls of some ranks, which start at different times; a trial of post_rows."""
 
     kernel: ClassVar[Kernel[Any]] = post_rows.KERNEL
     needs_ranks = True
@@ -216,27 +216,27 @@ class PeerTrial(Trial):
     seed: int = 0
     schedule: str | None = None
     num_threads: int = 64
-    """Threads of a CTA of post_rows and of gather_rows."""
+    """Threads of a CTA, in post_rows and gather_rows."""
 
     @property
     def post(self) -> PostConfig:
-        """The configuration of post_rows."""
+        """Return the configuration of post_rows."""
         has_scales = self.sizes.value_bytes == 1
         return PostConfig(self.sizes.dtype, self.sizes.ids.itemsize, self.num_threads, has_scales=has_scales)
 
     @property
     def gather(self) -> GatherRowsConfig:
-        """The configuration of gather_rows."""
+        """Return the configuration of gather_rows."""
         return GatherRowsConfig(self.num_threads, value_bytes=self.sizes.value_bytes)
 
     @property
     def configs(self) -> dict[Kernel[Any], Config]:
-        """The kernels that are tried together, each with its configuration."""
+        """Return the tested kernels, each with its configuration."""
         return {post_rows.KERNEL: self.post, gather_rows.KERNEL: self.gather, meet_ranks.KERNEL: meet_ranks.CONFIG}
 
     @property
     def config(self) -> Config:
-        """The configuration of the kernel that is tried."""
+        """Return the configuration of the kernel of this trial."""
         return self.configs[self.kernel]
 
     @classmethod
@@ -254,11 +254,11 @@ class PeerTrial(Trial):
         return cls(sizes, seed, num_threads=64 if isinstance(config, MeetConfig) else config.num_threads)
 
     def headers(self) -> dict[str, str]:
-        """Give the headers that all kernels include; each kernel has a configuration of its own."""
+        """Return the headers that all kernels include; each kernel adds its own configuration."""
         return dict(cuda_sources())
 
     def kernels(self, headers: Mapping[str, str] | None = None) -> dict[str, HostKernel]:
-        """Compile the kernels that are tried together, by name."""
+        """Compile the tested kernels, by name."""
         return {kernel.name: compiled(kernel, config, headers) for kernel, config in self.configs.items()}
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
@@ -266,11 +266,11 @@ class PeerTrial(Trial):
         return self.check_all(self.kernels(headers))
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare all results on every rank, to the bit."""
+        """Compare all results on every rank, bit for bit."""
         return self.check_all({**self.kernels(), **({} if kernel is None else {self.kernel.name: kernel})})
 
     def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
-        """Compare all results on every rank, to the bit."""
+        """Compare all results on every rank, bit for bit."""
         found, by_rank = self.simulated(kernels, LIMIT)
         check(self.sizes, by_rank, found)
         return 0.0
@@ -278,7 +278,7 @@ class PeerTrial(Trial):
     def simulated(
         self, kernels: Mapping[str, HostKernel], limit: int, of_last: int | None = None
     ) -> tuple[dict[str, Tensor], list[list[Call]]]:
-        """Run the calls, of the last rank `of_last` launches; return the memory afterwards, and the calls."""
+        """Run the calls, but only `of_last` launches of the last rank; return the final memory, and the calls."""
         by_rank = calls_of(self.sizes, self.seed)
         simulation = Simulation(
             buffers_of(self.sizes, by_rank),
@@ -308,13 +308,13 @@ class MeetTrial(PeerTrial):
 
 @dataclass(frozen=True)
 class AbsentTrial(PeerTrial):
-    """The last rank never comes, or dies before the second meeting: the others report it, and write no flag then."""
+    """The last rank never starts, or stops before the second meeting: the others must report it, but set no flag."""
 
     launches: int = 0
-    """Launches of the last rank: with 1 it posts its rows."""
+    """Number of launches of the last rank: 1 means that it posts its rows."""
 
     def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
-        """Compare the ranks' reports, and see that nothing is written after them."""
+        """Compare the ranks' reports, and check that nothing is written after them."""
         last = self.sizes.ranks - 1
         found, _ = self.simulated(kernels, LIMIT // 2, of_last=self.launches)
         room = self.sizes.room
@@ -323,10 +323,10 @@ class AbsentTrial(PeerTrial):
                 if int(got) != last + 1:
                     raise ValueError(f"{what} of rank {rank}: expected {last + 1}, got {int(got)}")
             same("zeros", found[f"zeros 0 {rank}"], torch.zeros(300, dtype=torch.int32))
-        for rank in range(self.sizes.ranks):  # no rank stores results where others may still read
+        for rank in range(self.sizes.ranks):  # no rank may store results while others may still read
             if self.launches == 0 and not bool((found[f"room {rank}"][room.results : room.flags] == POISON).all()):
                 raise ValueError(f"results on rank {rank}: expected none")
         flags = found[f"room {last}"][room.flags :].view(torch.int32).view(2, -1)[:, :last]
         if flags.tolist() != [[1] * last, [self.launches] * last]:
-            raise ValueError(f"flags on the absent rank: expected epoch 1 of meetings before, got {flags.tolist()}")
+            raise ValueError(f"flags on the absent rank: expected epoch 1 of earlier meetings, got {flags.tolist()}")
         return 0.0

@@ -1,4 +1,4 @@
-"""The `plan_sends` kernel in the simulator, with the source and parameters that a GPU gets."""
+"""The `plan_sends` kernel in the simulator, with the source and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def check(
     ranks: int,
     **how: Unpack[How],
 ) -> None:
-    """Plan on simulated SMs, and compare `row_of` and `told` with torch's."""
+    """Run the plan on simulated SMs, and compare `row_of` and `told` with torch's results."""
     tokens, topk = topk_ids.shape
-    row_of = torch.full((max(tokens, 1), topk), POISON, dtype=torch.int32)  # no buffer is empty
+    row_of = torch.full((max(tokens, 1), topk), POISON, dtype=torch.int32)  # a buffer cannot be empty
     told = torch.full((NUM_FACTS + 2 * ranks,), POISON, dtype=torch.int64)
     given = topk_ids if tokens else row_of.to(topk_ids.dtype)
     stage = Stage(config, {"topk_ids": given}, {"row_of": row_of, "told": told}, **how)
@@ -51,7 +51,7 @@ def check(
 
 @dataclass(frozen=True)
 class PlanTrial(Trial):
-    """Routes of random tokens, some to no expert."""
+    """Routes of random tokens; some have no expert."""
 
     kernel = plan_sends.KERNEL
     config: PlanSendsConfig
@@ -64,17 +64,17 @@ class PlanTrial(Trial):
 
     @classmethod
     def drawn(cls, config: PlanSendsConfig, seed: int) -> PlanTrial:
-        """Draw sizes of a group."""
+        """Draw the sizes of a group."""
         draw = random.Random(seed)
         return cls(config, draw.randint(1, 400), draw.randint(1, 9), draw.randint(1, 8), draw.randint(1, 64), seed)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare `row_of` and `told`, to the bit."""
+        """Compare `row_of` and `told`, bit for bit."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.tokens, self.topk)
         ids = torch.randint(-1, self.experts_here * self.ranks + 1, shape, generator=generator)
         ids[-1, 0] = self.experts_here << 6  # far past the last expert
-        if self.config.id_bytes == 8:  # an id whose lower half alone is an expert's
+        if self.config.id_bytes == 8:  # only the lower half of the id is an expert's
             ids[0, 0] = 1 << 32
         given = ids.to(torch.int64 if self.config.id_bytes == 8 else torch.int32)
         check(kernel, self.config, given, self.experts_here, self.ranks, **self.how)

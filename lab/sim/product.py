@@ -1,4 +1,4 @@
-"""A product in the simulator: its launch, the right D, and sizes for problems to draw."""
+"""A product in the simulator: its launch, the right D, and random sizes of problems."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from .trial import Trial
 
 @dataclass(frozen=True)
 class Outcome:
-    """D from the simulator and from the reference, and how far rounding may take their elements apart."""
+    """D from the simulator and from the reference, and the difference of elements that rounding allows."""
 
     d: Tensor
     right: Tensor
     allowed: Tensor
     mistakes: str | None
-    """Mistakes in D, in words; None if nothing is."""
+    """Mistakes in D, in words; None if D is right."""
     result: Result
 
     @property
     def worst(self) -> float:
-        """Largest difference of an element, relative to the allowed one: up to 1 is right; NaN counts as infinite."""
+        """Return the largest difference relative to the allowed one: up to 1 is right; NaN counts as infinite."""
         return float(excess(self.d, self.right, self.allowed).amax())
 
     def checked(self) -> Outcome:
@@ -65,18 +65,18 @@ class Outcome:
 
 
 class ProductTrial(Trial):
-    """A trial whose D is compared with the right one, within what rounding explains."""
+    """A trial that compares D with the right one, within the error of rounding."""
 
     works: ClassVar[tuple[Work, ...]] = ()
-    """The works that this is the trial of, where a kernel has several trials. None stated: all of them."""
+    """The works that this trial covers, if a kernel has several trials; empty: all works."""
     is_dependent: bool = False
-    """The kernel ahead may still run."""
+    """True: the previous kernel may still run."""
     weight_is_ready: bool = False
-    """The kernel ahead writes neither B nor a layout."""
+    """True: the previous kernel writes neither B nor a layout."""
 
     @classmethod
     def takes(cls, config: Any) -> bool:
-        """Take products of these works."""
+        """Accept products of these works."""
         return not cls.works or config.work in cls.works
 
     @abstractmethod
@@ -98,16 +98,16 @@ class ProductTrial(Trial):
 
 
 OF_SIGMOID = 2.0**-16
-"""An activation may be off by this share of itself: a GPU's sigmoid is within 2^-17."""
+"""Allowed relative error of an activation: a GPU's sigmoid is within 2^-17."""
 
 
 def partial_sums(how: How) -> float:
-    """Give how far partial sums may be off, as a share of an element's magnitudes."""
+    """Return the allowed error of partial sums, relative to an element's sum of magnitudes."""
     return TENSOR_CORES if how.get("truncate") or is_on_gpu(how) else EXACT_STEPS
 
 
 def units_of_step(how: How) -> float:
-    """Give how far a step of 16 along k may be off, in units of the magnitudes' sum."""
+    """Return the allowed error of a step of 16 along k, in units of the magnitudes' sum."""
     return UNITS_OF_STEP if is_on_gpu(how) else 1.0
 
 
@@ -122,10 +122,10 @@ def stage_of(
     read: Mapping[str, Tensor | None] | None = None,
     **how: Unpack[How],
 ) -> Stage:
-    """Lay out a problem's operands, aligned to 16 bytes unless said otherwise; D, and `more`, are writable.
+    """Place a problem's operands in memory, aligned to 16 bytes by default; D and `more` are writable.
 
-    `is_dependent`: the kernel before may still write them, except the `ready` ones. `read`: more inputs by name, which
-    replace the problem's.
+    `is_dependent`: the previous kernel may still write them, except the `ready` ones. `read`: more inputs by name,
+    which replace the problem's.
     """
     in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
     names = ("a", "b", "sfa", "sfb", "c", "bias")
@@ -142,7 +142,7 @@ def stage_of(
 def random_d_and_c(
     config: GemmConfig | DecodeConfig, shape: Sequence[int], generator: torch.Generator, in_place: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """D full of NaN, and C if there is one. D is random if it is C: `in_place`, or because the kernel adds to it."""
+    """Make D full of NaN, and C if the kernel reads it. D is random if it is also C (`in_place`, or it is added to)."""
     d = torch.full(tuple(shape), float("nan"), dtype=torch.float32 if config.is_fp32 else torch.bfloat16)
     if isinstance(config, GemmConfig) and config.adds_to_d:
         return d, d.normal_(generator=generator)
@@ -165,9 +165,9 @@ def run(
     layout: Tensor | None = None,
     **how: Unpack[How],
 ) -> Outcome:
-    """Compute a product on simulated SMs and with the reference. The kernel gets `layout` instead of the problem's.
+    """Compute a product on simulated SMs and by the reference. The kernel gets `layout` instead of the problem's.
 
-    `is_dependent`: the kernel before may still run. `weight_is_ready`: that kernel writes neither B nor a layout.
+    `is_dependent`: the previous kernel may still run. `weight_is_ready`: it writes neither B nor a layout.
     """
     if (reason := launch.why_unfit(config, problem)) is not None:
         raise ValueError(f"config: {config.name} {reason}")
@@ -184,16 +184,16 @@ def run(
 
 
 def tile_of(config: Any) -> tuple[int, int]:
-    """Give the rows and columns of a tile; errors name the tile of a wrong element."""
+    """Return the rows and columns of a tile; errors name the tile of a wrong element."""
     return config.block_tokens if isinstance(config, DecodeConfig) else config.block_m, config.block_n
 
 
 Part = tuple[Any, Problem]
-"""A product of one A and one B: its place in D, and its problem without a D."""
+"""A product of one A and one B: its position in D, and its problem without a D."""
 
 
 def parts_of(p: Problem, ks: Sequence[int] = ()) -> Iterator[Part]:
-    """Give the products of one A and one B that a problem consists of. `ks`: depths of groups along k."""
+    """Yield the products of one A and one B in a problem. `ks`: depths of groups along k."""
     one = p._replace(sfa=None, sfb=None)
 
     def of(a: Tensor, sfa: Tensor | None, group: Any, c: Tensor | None = None) -> Problem:
@@ -229,7 +229,7 @@ def _parts_along_k(p: Problem, ks: Sequence[int]) -> Iterator[Part]:
 
 
 def ids_of(p: Problem) -> Tensor:
-    """Group of each row, or -1 for none; with counts the shape is `[groups, rows]`."""
+    """Return the group of each row, or -1 for none; with counts the shape is `[groups, rows]`."""
     if not p.work.has_planes:
         return p.ids
     is_row = torch.arange(p.m, device=p.c.device) < p.c[:, None]
@@ -239,9 +239,9 @@ def ids_of(p: Problem) -> Tensor:
 def right_and_allowed(
     p: Problem, how: How, config: Any = None, ks: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The right D, and how far each element may be from it: not at all if it is not part of a product.
+    """Return the right D, and the allowed error of each element, which is zero outside of all products.
 
-    FP8 is compared with the reference, BF16 with FP64. `ks`: depths of groups along k, if not the problem's.
+    FP8 is compared with the reference, BF16 with FP64. `ks`: depths of groups along k instead of the problem's.
     """
     right = p.d.clone()
     if ks is None:
@@ -268,16 +268,16 @@ def right_and_allowed(
 
 
 def of_activations(p: Problem, right: Tensor, limit: float | None) -> Tensor:
-    """Give how far silu(gate) * up may be from the right one, its sums being exact: as far as the sigmoid takes it."""
+    """Return the allowed error of silu(gate) * up for exact sums: the error of the sigmoid."""
     exact = activated((p.a.double() @ p.b.double().mT).bfloat16(), Gating(limit=limit))
     low, high = ((exact * (1 + share)).to(right.dtype).double() for share in (-OF_SIGMOID, OF_SIGMOID))
     return torch.maximum((low - right).abs(), (high - right).abs()).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def exact_and_allowed(p: Problem, dtype: torch.dtype, slices: int, of_step: float) -> tuple[Tensor, Tensor]:
-    """D of BF16 in FP64, and how far elements may be from it.
+    """Return D of BF16 operands in FP64, and the allowed error of its elements.
 
-    `of_step` for each 16 of k, a unit for each slice, and C.
+    The error has `of_step` units for each 16 of k, one for each slice, and one for C.
     """
     a, b = p.a.double(), p.b.double()
     exact, magnitudes = a @ b.mT, a.abs() @ b.mT.abs()
@@ -301,13 +301,13 @@ def compile_config(config: Any, edits: Mapping[str, str] | None = None) -> HostK
 
 
 SOME = 0.02
-"""The share of scales in words that `any_scales` replaces by extreme ones or NaN."""
+"""The fraction of scales in words that `any_scales` replaces by extreme scales or NaN."""
 
 
 def random_words(exponents: Tensor, generator: torch.Generator, any_scales: bool) -> Tensor:
-    """Give words of these exponents, MN-major or not. NaN follows a row's last one; no result may depend on it.
+    """Make words of these exponents, MN-major or not. NaN follows a row's last exponent; no result may depend on it.
 
-    `any_scales`: some are extreme, or NaN.
+    `any_scales`: some exponents are extreme, or NaN.
     """
     if any_scales:
         others = torch.tensor([0, 1, 60, 180, 255], dtype=torch.uint8)
@@ -318,17 +318,17 @@ def random_words(exponents: Tensor, generator: torch.Generator, any_scales: bool
 
 
 def draws(config: Config, seed: int) -> random.Random:
-    """Give the generator that problems of a configuration are drawn from."""
+    """Return the random generator for problems of a configuration."""
     return random.Random(f"{config.name} {seed}")
 
 
 def drawn_words(draw: random.Random, config: GemmConfig) -> Words:
-    """Draw the sides of E4M3 whose scales are words, if any are fine."""
+    """Draw the E4M3 operands whose scales are words, if any scales are fine."""
     return Words(draw.randint(0, 3)) if config.parts > 1 and not config.converts_b else Words.NONE
 
 
 def near_edge(draw: random.Random, block: int, multiple: int = 1, blocks: int = 2) -> int:
-    """Draw a size of up to `blocks` blocks and a bit, often at the edge of a block or beside it."""
+    """Draw a size of up to `blocks` blocks and a bit, often exactly at the edge of a block or next to it."""
     beside = draw.choice((0, 0, multiple, -multiple, draw.randrange(block)))
     return max(align(draw.choice((0, *range(1, blocks + 1), 1)) * block + beside, multiple), multiple)
 
@@ -345,7 +345,7 @@ def sides(
 
 
 def depth(draw: random.Random, config: GemmConfig | DecodeConfig) -> int:
-    """Draw a k that a kernel for FP8 has code for. `fp8_gemm` takes whole runs of k-blocks, unless it has a tail."""
+    """Draw a k that an FP8 kernel supports. `fp8_gemm` needs whole runs of k-blocks, unless it has a tail."""
     if isinstance(config, DecodeConfig):
         blocks = draw.randint(1, 2 * config.cluster_k + config.num_stages)
     else:
@@ -356,5 +356,5 @@ def depth(draw: random.Random, config: GemmConfig | DecodeConfig) -> int:
 
 
 def sizes(draw: random.Random, groups: int, most: int) -> list[int]:
-    """Draw the sizes of groups: none, few, around 64 and 128, and others."""
+    """Draw the sizes of groups: zero, small, around 64 and 128, and others."""
     return [min(draw.choice((0, 1, 3, 63, 65, 128, 129, draw.randint(0, most))), most) for _ in range(groups)]

@@ -1,7 +1,7 @@
-"""Calls of several ranks of a node, one after another: the inputs and right results of kernels that use peers' memory.
+"""Calls of several ranks of a node, one after another: inputs and right results of kernels that use peers' memory.
 
-Each call of a rank is post_rows, a copy of its room (cuda/keep_room.cuh), gather_rows, stores of results
-(cuda/store_results.cuh), meet_ranks, and the sums. The results are made up: random, and known before.
+Each call of a rank runs post_rows, a copy of its room (cuda/keep_room.cuh), gather_rows, stores of results
+(cuda/store_results.cuh), meet_ranks, and the sums. The results are random numbers that are known beforehand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..casts import wider
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a node and its calls."""
+    """The sizes of a node and of its calls."""
 
     tokens: tuple[tuple[int, ...], ...]
     """Tokens by call, then by rank."""
@@ -32,51 +32,51 @@ class Sizes:
     dtype: torch.dtype = torch.bfloat16
     ids: torch.dtype = torch.int64
     value_bytes: int = 1
-    """Bytes of a value in a row: 2 of BF16 tokens that are not cast."""
+    """Bytes of a value in a row: 2 for BF16 tokens, which are not cast."""
 
     @property
     def ranks(self) -> int:
-        """Say how many ranks there are."""
+        """Count the ranks."""
         return len(self.tokens[0])
 
     @property
     def num_experts(self) -> int:
-        """Experts of all ranks."""
+        """Count the experts of all ranks."""
         return self.ranks * self.experts_here
 
     @property
     def room(self) -> Room:
-        """A rank's room."""
+        """Return the layout of a rank's room."""
         return Room(self.ranks, self.max_tokens, self.hidden, self.topk, 128 if self.value_bytes == 1 else None)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A rank's part of one call: its inputs, and the results it must get. A row that does not come is None."""
+    """A rank's part of one call: its inputs, and its right results. A row that is not sent is None."""
 
     x: Tensor
     sf: Tensor | None
-    """Scales of tokens that are FP8 already."""
+    """Scales of tokens that are FP8 from the start."""
     topk_ids: Tensor
     topk_weights: Tensor
     returns_to: Tensor
-    """Address of each route's result, as post_rows writes it."""
+    """Address of each route's result, as written by post_rows."""
     posted: Tensor
     """The bytes of each token's row in this rank's room, up to the weights of its routes."""
     ids: Tensor
-    """The experts here of each slot."""
+    """The experts of this rank for each slot."""
     y: Tensor
     rows: ExpertRows
-    """The rows of the experts here."""
+    """The rows of this rank's experts."""
     gathered: Tensor
-    """The values of these rows, scales of FP8, and the weights of their routes, as bytes beside each other."""
+    """The gathered values, FP8 scales and route weights of `rows`, as adjacent bytes of each row."""
     places: list[tuple[int, int] | None]
-    """The rank that each row's result goes to, and its place there."""
+    """The rank that receives each row's result, and the position there."""
     out: Tensor
 
 
 def tokens_of(count: int, sizes: Sizes, g: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """Make tokens of a rank, and scales if they are FP8: then both lie in wider rows, full of NaN."""
+    """Make tokens of a rank, and scales if they are FP8: then both are parts of wider rows, full of NaN."""
     x = torch.randn(count, sizes.hidden, generator=g, dtype=torch.float32)
     if sizes.dtype != torch.float8_e4m3fn:
         return x.to(sizes.dtype), None
@@ -85,16 +85,16 @@ def tokens_of(count: int, sizes: Sizes, g: torch.Generator) -> tuple[Tensor, Ten
 
 
 def row_bytes_of(x: Tensor, sf: Tensor | None, weights: Tensor, room: Room) -> Tensor:
-    """Make rows as they lie in a room."""
+    """Make rows in the layout of a room."""
     parts = [x] if room.gran_k is None else [*(per_token_cast_to_fp8(x) if sf is None else (x, sf))]
-    # A copy, because the scale of one token may have a stride of 0, and be contiguous.
+    # clone, because the scale of one token may have a stride of 0 and still count as contiguous.
     parts = [each.clone(memory_format=torch.contiguous_format) for each in (*parts, weights)]
     rows = torch.cat([each.view(torch.uint8) for each in parts], dim=1)
     return torch.nn.functional.pad(rows, (0, room.row_bytes - rows.shape[1]))
 
 
 def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
-    """Make all calls, by rank. Routes have -1, numbers that no expert has, experts twice, and tokens without any."""
+    """Make all calls, by rank. Routes include -1, ids without an expert, repeated experts, tokens without an expert."""
     g = torch.Generator().manual_seed(seed)
     room, ranks = sizes.room, sizes.ranks
     by_rank: list[list[Call]] = [[] for _ in range(ranks)]
@@ -104,12 +104,12 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
         for each in given:
             each[each.shape[0] // 2 : each.shape[0] // 2 + 1] = -1
             if sizes.ids == torch.int64 and each.numel():
-                each[-1, 0] = (1 << 32) + 1  # the lower half is an expert's
+                each[-1, 0] = (1 << 32) + 1  # only the lower half is an expert's
             elif each.numel():
                 each[0, 0] = 32 * sizes.experts_here  # far past the last expert
         ps = [torch.randn(count, sizes.topk, generator=g, dtype=torch.float32) for count in counts]
         of_all = [torch.where(each < sizes.num_experts, each, -1) for each in given]
-        # Slots of each rank: the tokens of all ranks.
+        # The slots of each rank hold the tokens of all ranks.
         slots = torch.full((ranks, room.max_tokens, sizes.topk), -1, dtype=torch.int64)
         p_slots = torch.zeros(ranks, room.max_tokens, sizes.topk, dtype=torch.float32)
         rows: list[Tensor | None] = [None] * room.slots

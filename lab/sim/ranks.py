@@ -1,7 +1,7 @@
-"""Several ranks of a node in the simulator, each with kernels of its own, one after another.
+"""Several ranks of a node in the simulator, each with its own kernels, one after another.
 
-Each rank's kernels run in a thread, and one thread runs at a time: every few steps it hands the turn to a rank that is
-drawn. So runs are repeatable. One rank, drawn too, is slow: the others reach it long before it reaches them.
+Each rank's kernels run in a thread, and one thread runs at a time: every few steps it passes the turn to a rank drawn
+from a seed, so runs are repeatable. One rank, drawn too, is slow: the others reach it long before it reaches them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOW = 24
 
 
 def run_ranks(simulation: Simulation, launches: Sequence[Sequence[KernelLaunch]]) -> None:
-    """Run the kernels of each rank in their order, and ranks beside each other. The first error is raised."""
+    """Run the kernels of each rank in order, with all ranks at the same time. Raise the first error."""
     with tempfile.TemporaryDirectory() as directory:
         turns = _Turns(simulation, len(launches))
         of_ranks = [_with_own_models(each, Path(directory)) for each in launches]
@@ -38,7 +38,7 @@ def run_ranks(simulation: Simulation, launches: Sequence[Sequence[KernelLaunch]]
 
 
 def _with_own_models(launches: Sequence[KernelLaunch], directory: Path) -> list[KernelLaunch]:
-    """Copy the launches of a rank, so that it shares no model with other ranks."""
+    """Copy the kernels of a rank's launches, so that it shares no model with other ranks."""
     own: dict[Path, HostKernel] = {}
     for each in launches:
         if each.kernel.path not in own:
@@ -47,13 +47,13 @@ def _with_own_models(launches: Sequence[KernelLaunch], directory: Path) -> list[
 
 
 class _Turns:
-    """The turns of ranks."""
+    """Passes turns between ranks."""
 
     def __init__(self, simulation: Simulation, ranks: int) -> None:
         self.simulation = simulation
         self.random = random.Random(simulation.seed)
         self.left = list(range(ranks))
-        self.slow = self.random.randrange(2 * ranks)  # half the time none
+        self.slow = self.random.randrange(2 * ranks)  # in half of the runs no rank is slow
         self.changed = threading.Condition()
         self.turn = self._draw()
         self.error: Exception | None = None
@@ -67,7 +67,7 @@ class _Turns:
                     other_ranks = lambda: self._pass_on(rank)  # noqa: E731
                     self.simulation.launch(launched, rank=rank, other_ranks=other_ranks, seed=1000 * rank + number)
                     self._pass_on(rank)
-        except Exception as error:  # raised in the thread that waits for all
+        except Exception as error:  # the main thread raises it
             self.error = self.error or error
         self.left.remove(rank)
         self._hand_over()

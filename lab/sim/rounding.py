@@ -1,9 +1,9 @@
-"""Bound how far rounding may take each element of a kernel's D from the reference's.
+"""Bounds the difference that rounding may cause between each element of a kernel's D and the reference's.
 
-Let u = 2^-24, and S the sum of an element's magnitudes, |sfa * sfb| * sum |a * b| over all blocks of k. Both sides
-round once for each block that they promote and once when they add C; the reference also rounds its partial sums. A
-kernel's partial sums are off by a share of S that depends on what multiplies. At the end both sides round to D's type,
-which may take them apart by one unit in the last place. (This assumes that nothing underflows.)
+Let u = 2^-24, and S the sum of an element's magnitudes, |sfa * sfb| * sum |a * b| over all blocks of k. Kernel and
+reference round once for each block that they promote, and once when they add C; the reference also rounds its partial
+sums. A kernel's partial sums have an error relative to S that depends on the arithmetic unit. At the end both round to
+D's type, which may separate them by one unit in the last place. (This assumes that nothing underflows.)
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from deep_gemm.gemm.problem import Problem
 FP32_UNIT = 2.0**-24
 
 EXACT_STEPS = 4 * FP32_UNIT
-"""The simulator is off by this share of S: it sums 32 products exactly and rounds after each of a block's 4 steps."""
+"""The simulator's error relative to S: it sums 32 products exactly, and rounds after each of a block's 4 steps."""
 
 TENSOR_CORES = 4 * 33 * 2.0**-13
-"""Hopper's FP8 tensor cores may be off by this share of S.
+"""The error of Hopper's FP8 tensor cores relative to S.
 
-A 32-deep step aligns 32 products and the accumulator to the largest of them and keeps 13 bits below it, so each of the
-33 loses less than 2^-13 of it. Four steps make a block, and no number exceeds the sum of magnitudes.
+A step of depth 32 aligns 32 products and the accumulator to the largest of them and keeps 13 bits below it, so each
+of the 33 loses less than 2^-13 of it. Four steps make a block, and no number exceeds the sum of magnitudes.
 """
 
 UNITS_OF_STEP = 3.0
-"""On Hopper, a step of 16 along k, of BF16 or TF32, may be off by this many units of the magnitudes' sum.
+"""On Hopper, a step of 16 along k, of BF16 or TF32, may have an error of this many units of the magnitudes' sum.
 
-Tensor cores cut off bits of the addends, and of the sum, where the simulator rounds once.
+Tensor cores cut off bits of the addends and of the sum; the simulator rounds once instead.
 """
 
 
 def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scales, of_a: Scales = PER_ROW) -> Tensor:
-    """S of every element of A `[m, k]` @ B `[n, k]`.T, in FP64."""
+    """Return S for every element of A `[m, k]` @ B `[n, k]`.T, in FP64."""
     m, k, n = *a.shape, b.shape[0]
     if of_a == WHOLE:
         return (a.double().abs() @ b.double().abs().mT) * (sfa.double() * sfb.double().mT).abs()
@@ -58,7 +58,7 @@ def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scal
 
 
 def allowed_difference(p: Problem, right: Tensor, partial_sums: float) -> Tensor:
-    """Say how far each element of D may be from the reference's, `right`; in FP64.
+    """Return the allowed difference of each element of D from the reference's, `right`; in FP64.
 
     `partial_sums` is EXACT_STEPS or TENSOR_CORES.
     """
@@ -73,17 +73,17 @@ def allowed_difference(p: Problem, right: Tensor, partial_sums: float) -> Tensor
 
 
 def within_units(right: Tensor, bound: Tensor) -> Tensor:
-    """Add one unit in the last place of D's type to a bound of the sums' error, because both sides round to it."""
-    # frexp's mantissa lies between 0.5 and 1, hence eps / 2.
+    """Add one unit in the last place of D's type to a bound of the sums' error, because both sides round to D."""
+    # frexp's mantissa is between 0.5 and 1, hence eps / 2.
     info = torch.finfo(right.dtype)
     largest = (right.double().abs() + bound).clamp_min(info.tiny)
     return bound + largest / torch.frexp(largest).mantissa * (info.eps / 2)
 
 
 def excess(d: Tensor, right: Tensor, allowed: Tensor) -> Tensor:
-    """Each element's difference relative to the allowed one: above 1 is wrong.
+    """Return each element's difference relative to the allowed one: above 1 is wrong.
 
-    NaN counts as infinite, but where it is right.
+    NaN counts as infinite, unless the right element is NaN too.
     """
     ratio = (d.double() - right.double()).abs() / allowed
     return torch.where(d.isnan() & right.isnan(), 0.0, torch.where(ratio.isnan(), torch.inf, ratio))
@@ -104,9 +104,9 @@ def describe_mistakes(d: Tensor, right: Tensor, allowed: Tensor, tile: tuple[int
 
 
 def largest_part(name: str, got: Tensor, expected: Tensor, allowed: Tensor) -> float:
-    """Give the largest difference as a part of the allowed one; a ValueError says where it is larger.
+    """Return the largest difference relative to the allowed one; raise a ValueError if it is above 1.
 
-    Elements that are not finite, or may not be off at all, must be the same.
+    Elements that are not finite, or whose allowed error is zero, must be equal.
     """
     found, right = got.double(), expected.double()
     is_same = (found == right) | (found.isnan() & right.isnan())

@@ -1,4 +1,4 @@
-"""The `route_rows` kernel, and `count_routes` ahead of it, in the simulator, with a GPU's source and parameters."""
+"""The `route_rows` kernel, and `count_routes` before it, in the simulator, with a GPU's source and parameters."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids")
 
 
 class Kernels(NamedTuple):
-    """The kernels of a configuration of `route_rows`; None means the package's own source."""
+    """The compiled kernels for a configuration of `route_rows`; None means the package's own source."""
 
     counter: HostKernel | None = None
     router: HostKernel | None = None
 
 
 def compile_config(config: RouteConfig, edits: Mapping[str, str] | None = None) -> Kernels:
-    """Compile both kernels for the host; `edits` replaces sources by name, for mutations of either."""
+    """Compile both kernels for the host; `edits` replaces sources by name, for mutations of either kernel."""
     of_counter = {name: text for name, text in (edits or {}).items() if name != "config.cuh"}
     counter = None
     if config.totals == Totals.OF_PARTS:
@@ -43,7 +43,7 @@ def compile_config(config: RouteConfig, edits: Mapping[str, str] | None = None) 
 def run(
     kernels: Kernels, config: RouteConfig, topk_ids: Tensor, num_experts: int, *, first: int = 0, **how: Unpack[How]
 ) -> dict[str, Tensor]:
-    """Give routes their rows on simulated SMs: the outputs by name. What the kernels leave unwritten is poison."""
+    """Give routes their rows on simulated SMs; return the outputs by name. Unwritten elements are poison."""
     p, grid = RouteProblem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     found = {name: getattr(p.rows, name).fill_(POISON) for name in OUTPUTS}
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
@@ -75,7 +75,7 @@ def _values(p: RouteProblem, at: Mapping[str, Tensor]) -> dict[str, Any]:
 def check(
     kernels: Kernels, config: RouteConfig, topk_ids: Tensor, num_experts: int, first: int = 0, **how: Unpack[How]
 ) -> None:
-    """Compare all outputs with the package's, to the bit."""
+    """Compare all outputs with the package's, bit for bit."""
     found = run(kernels, config, topk_ids, num_experts, first=first, **how)
     of_routes = expert_rows(_here(topk_ids, num_experts, first), num_experts)._asdict()
     for name, right in of_routes.items():
@@ -104,7 +104,7 @@ class CountTrial(Trial):
 
     @property
     def ids(self) -> Tensor:
-        """The experts of all routes."""
+        """Return the experts of all routes."""
         return random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
 
     def check(self, kernel: HostKernel | None = None) -> float:
@@ -120,7 +120,7 @@ class CountTrial(Trial):
 
 @dataclass(frozen=True)
 class RouteTrial(CountTrial):
-    """Routes of random tokens, some to no expert. Where many are counted by parts, both kernels run."""
+    """Routes of random tokens; some have no expert. If many routes are counted by parts, both kernels run."""
 
     kernel = route_rows.KERNEL
 
@@ -133,15 +133,15 @@ class RouteTrial(CountTrial):
         return cls(config, tokens, draw.randint(1, 9), experts, seed, first=draw.choice((0, experts)))
 
     def headers(self) -> dict[str, str]:
-        """Give everything that both kernels include."""
+        """Return all files that both kernels include."""
         return {**COUNTER.headers(CountConfig(self.config.id_bytes)), **super().headers()}
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Check both kernels, or mutations of them by `headers`."""
+        """Check both kernels, or mutations of them through `headers`."""
         return self._check(Kernels() if headers is None else compile_config(self.config, headers))
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare all outputs with the package's, to the bit."""
+        """Compare all outputs with the package's, bit for bit."""
         return self._check(Kernels(router=kernel))
 
     def _check(self, kernels: Kernels) -> float:
@@ -150,13 +150,13 @@ class RouteTrial(CountTrial):
 
 
 def random_ids(tokens: int, topk: int, num_experts: int, first: int, id_bytes: int, seed: int) -> Tensor:
-    """Make ids of routes, some that no expert has; in rows that lie apart if experts are numbered from `first`."""
+    """Make ids of routes, some without an expert; if experts are numbered from `first`, rows of ids have gaps."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(-1, num_experts + 2 * first, (tokens, topk), generator=generator)
-    if id_bytes == 8:  # an id whose lower half alone is an expert's
+    if id_bytes == 8:  # only the lower half of the id is an expert's
         ids[0, 0] = (1 << 32) + 1 + first
     ids = ids if id_bytes == 8 else ids.int()
-    if first:  # in wider rows, as in a message
+    if first:  # in wider rows, like a message's
         others = torch.full_like(ids, first + 1)
         ids = torch.cat([ids, others, others], dim=1)[:, :topk]
     return ids

@@ -1,4 +1,4 @@
-"""The `fp8_gemm` kernel for grouped rows in the simulator, with the source, maps and parameters that a GPU gets."""
+"""The `fp8_gemm` kernel for grouped rows in the simulator, with the source, maps and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .dense import operands
 from .product import ProductTrial, depth, drawn_words, draws, ids_of, near_edge, sizes, tile_of
 
 CANARY = 42.0
-"""D's content before: a row that must not be written still has it afterwards."""
+"""D's content before a launch: a row that the kernel must not write keeps it."""
 Config = GemmConfig | DecodeConfig
 
 
 def random_problem(config: Config, layout: Sequence[int], n: int, k: int, seed: int = 0, **more: Any) -> Problem:
-    """Give the problem of such a trial."""
+    """Return the problem of a trial with these arguments."""
     return RowsTrial(config, tuple(layout), seed, n=n, k=k, **more).problem()
 
 
@@ -53,18 +53,18 @@ class RowsTrial(ProductTrial):
     any_scales: bool = False
     """Scales of FP4 weights need not fold, and scales in words may be anything."""
     words: Words = Words.NONE
-    """Sides whose scales are words, if either side has fine scales."""
+    """Operands whose scales are words, if either operand has fine scales."""
     is_dependent: bool = False
     weight_is_ready: bool = False
 
     @classmethod
     def takes(cls, config: Config) -> bool:
-        """Take rows that are neither activated nor go to addresses."""
+        """Accept grouped rows, unless they are activated or stored to addresses."""
         return config.work.groups_rows and not (config.epilogue.activates or config.epilogue.has_row_addresses)
 
     @classmethod
     def drawn(cls, config: Any, seed: int) -> Self:
-        """Draw groups: empty, short and longer than a tile; and columns around a tile's edges."""
+        """Draw empty groups, short groups and groups longer than a tile; and columns around a tile's edges."""
         draw = draws(config, seed)
         alignment = draw.choice((1, 16, 128))
         layout, rows = drawn_layout(draw, config, alignment)
@@ -87,18 +87,18 @@ class RowsTrial(ProductTrial):
 
     @property
     def groups(self) -> int:
-        """The number of groups."""
+        """Count the groups."""
         return self.num_groups or (max(self.layout) + 1 if self.config.work.reads_ids else len(self.layout))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Dimensions of A and D but for the last."""
+        """Return all dimensions of A and D except the last."""
         by_ids, has_planes = self.config.work.reads_ids, self.config.work.has_planes
         rows = len(self.layout) if by_ids else max(self.layout) if self.rows is None else self.rows
         return (self.groups, rows) if has_planes else (rows,)
 
     def room(self) -> Tensor:
-        """Give D as it is before."""
+        """Return D in its state before the launch."""
         return torch.full((*self.shape, self.n), CANARY, dtype=torch.float32 if self.config.is_fp32 else torch.bfloat16)
 
     def problem(self) -> Problem:
@@ -130,25 +130,25 @@ class RowsTrial(ProductTrial):
 
 @dataclass(frozen=True)
 class DecodeRowsTrial(RowsTrial):
-    """One layout of few rows a group, for the kernel of few rows."""
+    """One layout with few rows in each group, for the kernel for few rows."""
 
     kernel = FP8_GEMM_DECODE
 
     @classmethod
     def drawn(cls, config: DecodeConfig, seed: int) -> Self:
-        """Draw a problem, and which of its operands the kernel ahead may still write."""
+        """Draw a problem, and the operands that the previous kernel may still write."""
         draw, found = draws(config, seed), super().drawn(config, seed)
         is_dependent = draw.random() < 0.5
         return replace(found, is_dependent=is_dependent, weight_is_ready=is_dependent and draw.random() < 0.5)
 
 
 def drawn_bias(config: Any, groups: int, n: int, generator: torch.Generator) -> Tensor | None:
-    """Draw biases of groups, if the kernel adds any."""
+    """Draw biases for the groups, if the kernel adds any."""
     return torch.randn(groups, n, generator=generator, dtype=torch.float32) if config.with_c else None
 
 
 def drawn_layout(draw: random.Random, config: Config, alignment: int) -> tuple[tuple[int, ...], int | None]:
-    """Draw a layout of up to 4 groups as a configuration wants it, and the rows that A has; None: each has an id."""
+    """Draw a layout of up to 4 groups for a configuration, and the number of A's rows; None: each row has an id."""
     of_groups = sizes(draw, draw.randint(1, 4), tile_of(config)[0] + 70)
     if config.work.reads_ids:
         stretches = [(draw.randint(-1, 4), size) for size in of_groups]

@@ -1,4 +1,4 @@
-"""Runs kernels in the simulator: buffers in, buffers out, or a SimulationError that says what went wrong."""
+"""Runs kernels in the simulator: buffers in, buffers out, or a SimulationError that describes the mistake."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .library import Buffer as NativeBuffer
 _GUARD_BYTES = 4096
 _CANARY = 0xFF
 _FP8 = torch.full((8, 256), torch.nan, dtype=torch.float64)
-"""The numbers that the bytes of each type of FP8 stand for, by its bits of exponent."""
+"""The number of each byte in each FP8 type, by the type's bits of exponent."""
 for _values in VALUES:
     if _values.bits == 8:
         _FP8[_values.exponent_bits] = torch.arange(256, dtype=torch.uint8).view(_values.dtype).double()
 
 
 class SimulationError(RuntimeError):
-    """The kernel broke a rule of the hardware. The message says which, where, and how to repeat it."""
+    """The kernel broke a rule of the hardware. The message tells the rule, the place, and how to repeat the run."""
 
     def __init__(self, name: str, what: str, how: str) -> None:
-        super().__init__(name, what, how)  # a worker's process pickles an exception by these arguments
+        super().__init__(name, what, how)  # a worker process pickles an exception by these arguments
         self.name, self.what, self.how = name, what, how
 
     def __str__(self) -> str:
@@ -39,16 +39,16 @@ class SimulationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in global memory. The kernel works on a copy, surrounded by bytes that it must not touch."""
+    """A tensor in global memory. The kernel works on a copy, surrounded by bytes that it must not access."""
 
     data: Tensor
     is_writable: bool = False
     alignment: int = 16
-    """The copy begins at a multiple of this, but not of twice this."""
+    """The copy's address is a multiple of this, but not of twice this."""
     is_dependent: bool = False
-    """The kernel before may still use it: nothing may touch it before griddepcontrol_wait."""
+    """True: the previous kernel may still use it, so the kernel must not access it before griddepcontrol_wait."""
     rank: int = 0
-    """The rank whose memory it is."""
+    """The rank that owns the memory."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Result:
     stores: int
     prefetches: int
     to_peers: int
-    """Ordinary stores to memory of other ranks."""
+    """Number of ordinary stores to memory of other ranks."""
 
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One of several kernels that run one after another. `grid` None means a CTA on each SM, for persistent kernels."""
+    """One of several kernels that run one after another. If `grid` is None, each SM has a CTA (a persistent kernel)."""
 
     kernel: HostKernel
     arguments: Sequence[Argument]
@@ -82,7 +82,7 @@ class KernelLaunch:
     def of(
         cls, kernel: HostKernel, config: Config, params: bytes, grid: int, inputs: frozenset[str] = frozenset()
     ) -> KernelLaunch:
-        """Give the launch of one of the package's kernels, for a configuration."""
+        """Return the launch of one of the package's kernels, for a configuration."""
         return cls(kernel, [params], config.num_threads, config.shared_bytes, grid, config.cluster_size, inputs)
 
 
@@ -101,10 +101,10 @@ def simulate(
     truncate: bool = False,
     max_steps: int = 50_000_000,
 ) -> Result:
-    """Launch `kernel` on a GPU with `num_sms` SMs. `grid` None means a CTA on each, for persistent kernels.
+    """Launch `kernel` on a GPU with `num_sms` SMs. If `grid` is None, each SM has a CTA (a persistent kernel).
 
-    Equal arguments give equal runs. `schedule` is one of SCHEDULES; None draws one from the seed. `truncate` makes
-    WGMMA accumulate with Hopper's few bits instead of exactly.
+    Equal arguments give equal runs. `schedule` is one of SCHEDULES; None draws one from the seed. With `truncate`
+    WGMMA accumulates with Hopper's few bits instead of exactly.
     """
     simulation = Simulation(
         buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate, max_steps=max_steps
@@ -114,7 +114,7 @@ def simulate(
 
 
 class Simulation:
-    """A GPU with some buffers in its memory. Kernels run on it one after another."""
+    """A GPU with buffers in its memory. Kernels run on it one after another."""
 
     def __init__(
         self,
@@ -135,15 +135,15 @@ class Simulation:
         self._stats = Stats()
 
     def address(self, name: str) -> int:
-        """Give the address of a buffer."""
+        """Return the address of a buffer."""
         return int(self._arena.addresses[name])
 
     def launch(
         self, launched: KernelLaunch, *, rank: int = 0, other_ranks: Callable[[], int] | None = None, seed: int = 0
     ) -> None:
-        """Run a kernel. A SimulationError names its mistake.
+        """Run a kernel. A SimulationError describes its mistake.
 
-        Among several ranks, it runs on `rank`, and calls `other_ranks` to let others go on; `seed` is this launch's.
+        Among several ranks it runs on `rank`, and calls `other_ranks` to let other ranks run; `seed` is this launch's.
         """
         kernel, native = launched.kernel, self._arena.native_but_inputs(launched.inputs)
         encoded = [_Aligned(encode(argument, self._arena.addresses)) for argument in launched.arguments]
@@ -177,12 +177,12 @@ class Simulation:
             raise SimulationError(kernel.name, f"wrote outside of `{trampled}` by other means than `ptx::`", how)
 
     def result(self) -> Result:
-        """Give the writable buffers as they are now, and the counters of the last kernel."""
+        """Return the present writable buffers, and the counters of the last kernel."""
         return Result(self._arena.outputs(), *(getattr(self._stats, name) for name, *_ in Stats._fields_))
 
 
 class _Aligned:
-    """Bytes at an address that is a multiple of 64, which structs with tensor maps need."""
+    """Bytes at an address that is a multiple of 64, as structs with tensor maps require."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -203,7 +203,7 @@ class Arena:
         }
         total = sum(len(contents[name]) + 2 * buffer.alignment + _GUARD_BYTES for name, buffer in buffers.items())
         whole = torch.full((total + 2 * _GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=device)
-        self.memory = whole[-whole.data_ptr() % _GUARD_BYTES :]  # so that buffers lie as far apart each time
+        self.memory = whole[-whole.data_ptr() % _GUARD_BYTES :]  # so that gaps between buffers are always equal
         self.spans: dict[str, slice] = {}
         base, at = self.memory.data_ptr(), 0
         for name, data in contents.items():
@@ -214,16 +214,16 @@ class Arena:
             self.spans[name] = slice(at, at + len(data))
             self.memory[self.spans[name]] = data.to(device)
             at += len(data)
-        # A byte for each word of memory, in arrays as long as memory, so that a buffer's bytes begin at its own offset.
+        # One byte for each word. Arrays are as long as memory, so a buffer's bytes begin at the buffer's own offset.
         self.of_words = {name: np.zeros(len(self.memory), np.uint8) for name in ("news", "held", "released")}
         self.addresses = {name: base + span.start for name, span in self.spans.items()}
 
     def tensor(self, name: str, like: Tensor) -> Tensor:
-        """Give a buffer's memory as a tensor with the type, shape and strides of `like`, which it was made from."""
+        """Return a buffer's memory as a tensor with the type, shape and strides of `like`, its original tensor."""
         return self.memory[self.spans[name]].view(like.dtype).as_strided(like.shape, like.stride())
 
     def native_but_inputs(self, inputs: frozenset[str]) -> ctypes.Array[NativeBuffer]:
-        """All buffers for the model, with `inputs` not writable."""
+        """Return all buffers for the model, with `inputs` read-only."""
         return (NativeBuffer * max(len(self.spans), 1))(
             *(
                 NativeBuffer(
@@ -247,7 +247,7 @@ class Arena:
         return self.changed(_CANARY, self.spans)
 
     def changed(self, before: Tensor | int, but: Iterable[str]) -> str | None:
-        """Name the buffer at or next to the first changed byte of memory; buffers `but` may have changed."""
+        """Name the buffer at or next to the first changed byte of memory, except for changes in the buffers `but`."""
         is_other = self.memory != before
         for name in but:
             is_other[self.spans[name]] = False
@@ -257,7 +257,7 @@ class Arena:
         return min(self.spans, key=lambda name: max(self.spans[name].start - first, first - self.spans[name].stop + 1))
 
     def outputs(self) -> dict[str, Tensor]:
-        """Copies of the writable buffers."""
+        """Return copies of the writable buffers."""
         return {
             name: self.memory[self.spans[name]].clone().view(buffer.data.dtype).reshape(buffer.data.shape)
             for name, buffer in self.buffers.items()

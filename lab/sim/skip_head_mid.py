@@ -1,4 +1,4 @@
-"""Products into the parts of heads in the simulator: both kernels, with the parameters that a GPU gets."""
+"""Products that write parts of heads in the simulator: both kernels, with the parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNTOUCHED = 42.0
 
 @dataclass(frozen=True)
 class SkipTrial(ProductTrial):
-    """One product into parts of heads, by `fp8_gemm`."""
+    """One product that writes parts of heads, by `fp8_gemm`."""
 
     kernel: ClassVar[Kernel[Any]] = FP8_GEMM
     config: Config
@@ -38,12 +38,12 @@ class SkipTrial(ProductTrial):
 
     @classmethod
     def takes(cls, config: Config) -> bool:
-        """Take products that skip columns."""
+        """Accept products that skip columns."""
         return config.epilogue.skips_mid
 
     @classmethod
     def drawn(cls, config: Config, seed: int) -> SkipTrial:
-        """Draw rows around a tile's edges, parts of whole panels, and heads for a tile and a bit."""
+        """Draw rows around a tile's edges, parts of whole panels, and slightly more heads than a tile holds."""
         draw = draws(config, seed)
         panel = 16 if isinstance(config, DecodeConfig) else config.panel_columns
         left, right = (panel * draw.randint(1, 128 // panel) for _ in range(2))
@@ -59,7 +59,7 @@ class SkipTrial(ProductTrial):
         )
 
     def problem(self) -> Problem:
-        """Draw random matrices. All of D is a canary, and its rows go on behind its last column."""
+        """Draw random matrices. All of D is a canary, and its rows are longer than its columns."""
         left, mid, right = self.splits
         n, columns = (left + right) * self.heads, (left + mid + right) * self.heads
         a, b = operands(self.config, torch.Generator().manual_seed(self.seed), (self.m,), n, self.k)
@@ -68,11 +68,11 @@ class SkipTrial(ProductTrial):
 
 
 class DecodeSkipTrial(SkipTrial):
-    """The same by `fp8_gemm_decode`."""
+    """One product that writes parts of heads, by `fp8_gemm_decode`."""
 
     kernel = FP8_GEMM_DECODE
 
 
 def of_config(config: Config, *more: Any, **how: Any) -> SkipTrial:
-    """Make the trial of a configuration, by its kernel."""
+    """Make the trial of a configuration, for its kernel."""
     return (DecodeSkipTrial if isinstance(config, DecodeConfig) else SkipTrial)(config, *more, **how)

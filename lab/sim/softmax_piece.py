@@ -1,4 +1,4 @@
-"""The `softmax_piece` kernel in the simulator, with the source and parameters that a GPU gets."""
+"""The `softmax_piece` kernel in the simulator, with the source and parameters of a GPU's launch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .trial import Trial
 
 FIRST, SCALE = 1000, 0.75
 FEW_UNITS = 5e-6
-"""By how much a logarithm of a sum, and a part of a probability, may be off: both have a few roundings of FP32."""
+"""Allowed error of a logarithm of a sum, and relative error of a probability: both have a few FP32 roundings."""
 
 
 @dataclass(frozen=True)
 class SoftmaxTrial(Trial):
-    """A piece of logits, a block of small ones, one of -inf, a large one; tokens in it, before and behind it."""
+    """A piece of logits with a small block, a block of -inf and a large logit; tokens are before, in and after it."""
 
     kernel = softmax_piece.KERNEL
     config: SoftmaxConfig
@@ -35,13 +35,13 @@ class SoftmaxTrial(Trial):
 
     @classmethod
     def drawn(cls, config: SoftmaxConfig, seed: int) -> SoftmaxTrial:
-        """Draw rows, and columns around one chunk and several."""
+        """Draw rows, and columns around the size of one chunk and of several."""
         draw = random.Random(seed)
         columns = draw.choice([4, 124, 128, 132, 2044, 2048, 2052, 4500, 6148])
         return cls(config, draw.randint(1, 9), columns, seed)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare with FP64, and chosen logits to the bit."""
+        """Compare with FP64, and chosen logits bit for bit."""
         generator, (m, n) = torch.Generator().manual_seed(self.seed), (self.rows, self.columns)
         logits = torch.randn(m, n, generator=generator, dtype=torch.float32) * 4
         logits[0, :BLOCK], logits[-1, n // 2 | 1] = -300, 300
@@ -61,7 +61,7 @@ class SoftmaxTrial(Trial):
             exact = ((onehot - softmax) * by).bfloat16()
             gradient = stage.result().buffers["logits"].view(torch.bfloat16)[:, :n]
             return largest_part("gradient", gradient, exact, within_units(exact, FEW_UNITS * softmax * by.abs()))
-        sums = torch.full((m, ceil_div(n, BLOCK) + 3), torch.nan, dtype=torch.float32)  # behind each row are three
+        sums = torch.full((m, ceil_div(n, BLOCK) + 3), torch.nan, dtype=torch.float32)  # three spare columns
         written = {"sums": sums, "chosen": sums[:, 0].clone()}
         stage = Stage(self.config, {**read, "logits": logits}, written, {"logits": 16}, **self.how)
         with stage.launches({self.kernel: kernel}):

@@ -1,4 +1,4 @@
-"""The trials of every kernel: all that the simulator can run, found in the modules beside this one."""
+"""The trials of every kernel: all that the simulator can run, found in the modules of this folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .trial import Trial
 
 
 def _found() -> Iterator[type[Trial]]:
-    """Find trials. A class that defines no kernel, configurations or draws itself is for mutations alone."""
+    """Find trials. A class without its own kernel, configurations or draws is only for mutations."""
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.name == Path(__file__).name:
             continue

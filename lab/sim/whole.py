@@ -1,4 +1,4 @@
-"""Products whose scales do not change along k: where sums are promoted shows in the tensor cores' few bits."""
+"""Products whose scales do not change along k: the tensor cores' few bits show where sums are promoted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .library import HostKernel
 from .trial import same
 
 LARGE, SMALL = 448.0, 0.25
-"""Numbers whose squares are further apart than the bits that tensor cores keep; small ones add up exactly."""
+"""Numbers whose squares differ by more than the bits that tensor cores keep; small numbers add up exactly."""
 
 
 class _Promoted(DenseTrial):
-    """A large number at the beginning of k, small ones behind; `truncate` is for them.
+    """A large number at the beginning of k, followed by small ones; use it with `truncate`.
 
-    The first k-block loses its small numbers. The small numbers of all others must be in D, to the bit.
+    The first k-block loses its small numbers. D must contain the small numbers of all other k-blocks exactly.
     """
 
     def operands(self, generator: torch.Generator) -> tuple[Operand, Operand]:
-        """Give all rows the same numbers, by scales of 1."""
+        """Make all rows equal, with scales of 1."""
         row = torch.full((self.k,), SMALL, dtype=torch.float32)
         row[0] = LARGE
         row = row.to(torch.float8_e4m3fn)
@@ -46,4 +46,4 @@ class PromotedTrial(_Promoted):
 
 @dataclass(frozen=True)
 class PromotedFewTrial(_Promoted, DecodeTrial):
-    """One product of few rows."""
+    """One product with few rows."""

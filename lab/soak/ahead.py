@@ -1,4 +1,4 @@
-"""Compile kernels in other threads while attempts go on, the slowest ones first."""
+"""Compiles kernels in other threads while attempts run, the slowest kernels first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_DRAWN = 2000
 
 
 def drawn(seed: int, first: int, count: int | None, kinds: Sequence[Kind]) -> Iterator[Callable[[], object]]:
-    """Build the kernels of the trials to come, in their order."""
+    """Yield builds of the kernels of future trials, in order."""
     for number in range(first, first + min(count or MOST_DRAWN, MOST_DRAWN)):
         kind, own_seed = picked(seed, number, kinds)
         if isinstance(kind, OfKernel):
@@ -31,7 +31,7 @@ def drawn(seed: int, first: int, count: int | None, kinds: Sequence[Kind]) -> It
 
 
 def likely() -> Iterator[Callable[[], object]]:
-    """Build each kernel that calls are likely to need. A kernel in the cache is only read."""
+    """Yield builds of each kernel that calls are likely to need. A kernel in the cache is only read."""
     for kernel in (logits_kernel.IN_ROWS, logits_kernel.IN_PAGES):
         for logits in filter(is_usual, kernel.configs()):
             yield partial(kernel.build, logits)
@@ -53,10 +53,10 @@ def likely() -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def compiling(builds: Iterable[Callable[[], object]]) -> Iterator[None]:
-    """Compile on all cores but a few; builds that have not begun by the end are dropped."""
+    """Compile on most cores, but leave a few free; builds that have not begun by the end are dropped."""
     pool = ThreadPoolExecutor(max(len(os.sched_getaffinity(0)) - CORES_FOR_ATTEMPTS, 1))
     for build in builds:
-        pool.submit(build)  # a build that fails here fails again, and is reported, in an attempt that needs it
+        pool.submit(build)  # a build that fails here fails again in an attempt that needs it, which reports it
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""One attempt: a trial drawn from its number, called in some ways under some settings, and judged each time."""
+"""One attempt: a random trial, called in several ways under several settings, and judged after each call."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TIMES_AT_ONCE = 5
 
 @dataclass
 class Attempt:
-    """A record of an attempt: its steps, and its mistake if it made one."""
+    """A record of an attempt: its steps, and its mistake if there is one."""
 
     number: int
     kind: str
     text: str = ""
     done: list[str] = field(default_factory=list)
-    """Settings and ways, in order; if the attempt failed, it failed at the last."""
+    """Settings and ways of calling, in order; a failed attempt failed at the last one."""
     wrong: str | None = None
     calls: int = 0
     refused: int = 0
@@ -38,7 +38,7 @@ class Attempt:
 
 @contextmanager
 def settings_restored() -> Iterator[None]:
-    """Leave the settings of the process as they were."""
+    """Restore the settings of the process at the end of the block."""
     choices = settings.in_force.choices
     try:
         yield
@@ -54,7 +54,7 @@ def picked(seed: int, number: int, kinds: Sequence[Kind]) -> tuple[Kind, str]:
 
 
 def attempt(seed: int, number: int, kinds: Sequence[Kind], device: str) -> Attempt:
-    """Draw a trial and try it. Everything follows from the seed, the number and the kinds."""
+    """Draw a trial and try it. The attempt depends only on the seed, the number and the kinds."""
     kind, own_seed = picked(seed, number, kinds)
     found = Attempt(number, kind.kind)
     with settings_restored():
@@ -63,13 +63,13 @@ def attempt(seed: int, number: int, kinds: Sequence[Kind], device: str) -> Attem
                 kind.attempt(own_seed, device, found)
             else:
                 found.wrong = _try(own_seed, device, kind, found)
-        except Exception as error:  # whatever it is, it is the finding
+        except Exception as error:  # any error is the finding
             found.wrong = f"{type(error).__name__}: {error}"
     return found
 
 
 def _drawn(seed: str, device: str, kind: type[Trial]) -> Trial:
-    """Draw a trial, under the alignment that is drawn with it."""
+    """Draw an alignment, and a trial under it."""
     draw = Draw(seed, device)
     settings.set_mk_alignment_for_contiguous_layout(draw.rng.choice((128, 128, 64, 1)))
     return kind(draw)
@@ -85,7 +85,7 @@ def _try(seed: str, device: str, kind: type[Trial], found: Attempt) -> str | Non
         if (wrong := _call(trial, found)) is not None or (wrong := _call_badly(trial, found)) is not None:
             return wrong
     if draw.flag(0.2):
-        twin = _drawn(seed, device, kind)  # of the same signature, so that both take one plan
+        twin = _drawn(seed, device, kind)  # with the same signature, so that both use one plan
         twin.draw.generator.manual_seed(draw.rng.getrandbits(48))
         if (wrong := _call_at_once((trial, twin), found)) is not None:
             return wrong
@@ -95,7 +95,7 @@ def _try(seed: str, device: str, kind: type[Trial], found: Attempt) -> str | Non
 
 
 def change_settings(draw: Draw) -> str:
-    """Change settings as a server may while it runs; return a text of the new ones."""
+    """Change settings as a running server might; return a text that names the new ones."""
     settings.in_force.change(num_sms=None)
     available = settings.get_num_sms()
     num_sms = available // draw.rng.choice(DIVISORS_OF_SMS)
@@ -110,7 +110,7 @@ def change_settings(draw: Draw) -> str:
 
 
 def _call(trial: Trial, found: Attempt) -> str | None:
-    """Call in some way, and judge."""
+    """Call in some way, and judge the result."""
     ways = {"plainly": plainly, "in a thread": in_a_thread}
     if trial.draw.device == "cuda":
         ways["on a stream"] = on_a_stream
@@ -123,7 +123,7 @@ def _call(trial: Trial, found: Attempt) -> str | None:
 
 
 def _call_at_once(trials: Sequence[Trial], found: Attempt) -> str | None:
-    """Call in a thread for each trial, several times unless a call adds to its output, and judge each."""
+    """Call in a thread for each trial (several times, unless calls add to outputs), and judge each trial."""
     found.done.append("two threads at once")
     befores = []
     for trial in trials:
@@ -139,7 +139,7 @@ def _call_at_once(trials: Sequence[Trial], found: Attempt) -> str | None:
 
 
 def _call_badly(trial: Trial, found: Attempt) -> str | None:
-    """Make calls with one operand wrong, now that a plan exists: each is refused, and nothing is written."""
+    """Make calls with one wrong operand, now that a plan exists: each must be refused, and write nothing."""
     everything, faults = trial.everything(), trial.refused_faults()
     possible = [
         (name, fault)
@@ -165,7 +165,7 @@ def _call_badly(trial: Trial, found: Attempt) -> str | None:
 
 
 def _replay(trial: Trial, found: Attempt) -> str | None:
-    """Capture the call, and replay it twice with other contents."""
+    """Capture the call, and replay it twice with other values."""
     found.done.append("capture")
     trial.fill()
     trial.poison()

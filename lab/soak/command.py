@@ -1,4 +1,4 @@
-"""`python -m lab soak`: attempts until time is up, with progress, and a record."""
+"""The command `python -m lab soak`: run attempts until time is up, with progress, and write a record."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .kernels import kernels_on
 from .kinds import ALL, KINDS
 
 MOST_FAILURES = 20
-"""The run ends after this many failures: the first ones tell more than many."""
+"""The run ends after this many failures: the first failures are enough to find the faults."""
 COUNTED = ("attempts", "calls", "refused", "replays", "failed")
-"""Counts of each kind."""
+"""Counts for each kind."""
 METHOD = (
     "random problems, each compared with FP64 or torch; bytes around outputs and operands compared before and after"
 )
@@ -45,13 +45,13 @@ def run(
     out: Path | None,
     commit: str | None = None,
 ) -> bool:
-    """Attempt problems until time is up or `count` are done; print and record the results. Tell if all passed."""
+    """Attempt problems until time is up or `count` are done; print and record results. Return whether all passed."""
     device = device_of(device)
     kinds = kinds_of(only, device)
     console = make_console()
     begun, memory = time.monotonic(), [memory_now(device)]
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors are small on the CPU
+    torch.set_num_threads(1)  # CPU tensors are small
     builds: Iterable[Callable[[], object]] = ()
     if device == "cuda":
         builds = drawn(seed, first, count, kinds) if only or count is not None else likely()
@@ -94,7 +94,7 @@ def kinds_of(only: Sequence[str], device: str) -> tuple[Kind, ...]:
 
 
 def device_of(asked: str | None) -> str:
-    """The device to use: a Hopper GPU if there is one, unless another is asked for."""
+    """Return the requested device; by default a Hopper GPU if there is one, else the CPU."""
     has_gpu = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == HOPPER
     if asked not in (None, "cpu", "cuda"):
         raise ValueError(f"--device: expected cuda or cpu, got {asked}")
@@ -104,13 +104,13 @@ def device_of(asked: str | None) -> str:
 
 
 def repeat_line(seed: int, failed: Attempt, device: str) -> str:
-    """The command that repeats an attempt."""
+    """Return the command that repeats an attempt."""
     which = f"--seed {seed} --first {failed.number} --count 1 --only {failed.kind} --device {device}"
     return f"python -m lab soak {which}"
 
 
 def memory_now(device: str) -> dict[str, Any]:
-    """Measure the process: the host's peak in MiB, the GPU's MiB now, and the number of records."""
+    """Measure the process: the host's peak in MiB, the GPU's present MiB, and the number of records."""
     held: dict[str, Any] = {
         "host_peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "records": sum(map(len, RECORDS.values())),

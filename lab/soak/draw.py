@@ -1,4 +1,4 @@
-"""Draws of a trial from its seed: sizes, tensors with poison around them, and numbers whose sums are exact."""
+"""Draws for a trial from its seed: sizes, tensors with poison around them, and numbers whose sums are exact."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from deep_gemm.core.check.layout import ceil_div, get_tma_aligned_size
 
 CANARY = 0xA5
-"""Each byte around an output."""
+"""The value of each byte around an output."""
 FP8_NAN = 0x7F
 MARGIN_BYTES = 256
 PITCHES = (0, 16, 48)
-"""Elements between the rows of a matrix."""
+"""Numbers of elements between the rows of a matrix."""
 
 
 @dataclass
@@ -24,17 +24,17 @@ class Output:
     """A tensor that a call writes, inside a buffer of canaries."""
 
     buffer: Tensor
-    """Bytes."""
+    """The whole buffer, in bytes."""
     view: Tensor
 
     def inside(self, buffer: Tensor) -> Tensor:
-        """The tensor's place in another buffer of this size."""
+        """View the tensor's bytes in another buffer of the same size."""
         x = buffer.view(self.view.dtype)
         return x.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
 
 
 class Draw:
-    """Random numbers of one trial. Sizes come from the host's generator, contents from one where the tensors are."""
+    """Random numbers for one trial. Sizes come from a host generator, contents from a generator on the device."""
 
     def __init__(self, seed: str, device: str) -> None:
         self.rng = random.Random(seed)
@@ -46,30 +46,30 @@ class Draw:
         return self.rng.random() < chance
 
     def size(self, least: int, most: int, multiple: int = 1) -> int:
-        """Draw a multiple, small ones as often as large ones; on the CPU only small ones."""
+        """Draw a multiple; small and large ones are equally likely; on the CPU draw only small ones."""
         most = most if self.device == "cuda" else min(most, max(least, 160, 2 * multiple))
         low, high = ceil_div(least, multiple), most // multiple
         scale = self.rng.choice((8, 64, 512, 1 << 30))
         return self.rng.randint(low, max(low, min(high, low + scale))) * multiple
 
     def integers(self, shape: Sequence[int], low: int, high: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Whole numbers from low to high."""
+        """Draw integers from low to high."""
         drawn = torch.randint(low, high + 1, tuple(shape), generator=self.generator, device=self.device)
         return drawn.to(dtype)
 
     def powers_of_two(self, shape: Sequence[int], low: int = -2, high: int = 2) -> Tensor:
-        """FP32 numbers 2^low to 2^high."""
+        """Draw FP32 powers of two from 2^low to 2^high."""
         return torch.ldexp(
             torch.ones(tuple(shape), device=self.device, dtype=torch.float32),
             self.integers(shape, low, high, torch.int32),
         )
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Normal numbers, of a magnitude that differs by trial."""
+        """Draw normal numbers; their magnitude differs between trials."""
         return torch.randn(tuple(shape), generator=self.generator, device=self.device, dtype=torch.float32).to(dtype)
 
     def matrix(self, shape: Sequence[int], dtype: torch.dtype, *, turned: bool = False) -> Tensor:
-        """Room for an operand: NaN between its rows; `turned`, its last two dimensions lie the other way round."""
+        """Allocate an operand, with NaN between its rows; `turned`: with its last two dimensions transposed."""
         *outer, rows, columns = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
         pitch = 0 if outer else self.rng.choice(PITCHES)
         whole = torch.empty((*outer, rows, columns + pitch), dtype=dtype, device=self.device)
@@ -78,7 +78,7 @@ class Draw:
         return x.mT if turned else x
 
     def scales(self, shape: Sequence[int]) -> Tensor:
-        """Room for FP32 scales `[..., rows, blocks]`, row-major or as a product loads them."""
+        """Allocate FP32 scales `[..., rows, blocks]`, row-major or in a product's layout."""
         *outer, rows, blocks = shape
         if self.flag():
             return torch.empty(tuple(shape), device=self.device, dtype=torch.float32)
@@ -87,7 +87,7 @@ class Draw:
         return torch.empty_strided(tuple(shape), strides, device=self.device, dtype=torch.float32)
 
     def output(self, shape: Sequence[int], dtype: torch.dtype, *, packed: bool = False) -> Output:
-        """Room for an output, with canaries around it, and between rows unless it is packed."""
+        """Allocate an output with canaries around it, and between its rows unless it is packed."""
         *outer, rows, columns = shape
         pitch = columns if packed or outer else columns + self.rng.choice(PITCHES)
         item, margin = dtype.itemsize, MARGIN_BYTES // dtype.itemsize

@@ -1,4 +1,4 @@
-"""Faults of an operand of a bad call. Each fault makes, of a right operand, a wrong one like it."""
+"""Faults of one operand of a bad call. Each fault turns a right operand into a similar wrong one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 REFUSALS = (ValueError, NotImplementedError, TypeError)
-"""Errors that a bad call raises, by contract."""
+"""The errors that a bad call must raise."""
 OTHER_TYPE = {
     torch.float8_e4m3fn: torch.float8_e4m3fnuz,
     torch.bfloat16: torch.float16,
@@ -23,14 +23,14 @@ def _dtype(x: Tensor) -> Tensor:
 
 
 def _address(x: Tensor) -> Tensor:
-    """Move it an element behind an aligned address, with the same strides: a plan of this signature exists."""
+    """Move an operand one element past an aligned address, with the same strides: a plan for its signature exists."""
     span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
     room = torch.zeros(span + 16, dtype=torch.uint8 if x.dtype.itemsize == 1 else x.dtype, device=x.device)
     return room.view(x.dtype).as_strided(x.shape, x.stride(), 1)
 
 
 def _stride(x: Tensor) -> Tensor:
-    """Lay the elements of a row apart."""
+    """Leave a gap after each element of a row."""
     *outer, columns = x.shape
     return torch.zeros((*outer, columns, 2), device=x.device, dtype=torch.float32).to(x.dtype)[..., 0]
 
@@ -46,12 +46,12 @@ def _device(x: Tensor) -> Tensor:
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """Lay all rows in one place."""
+    """Make all rows share one row's memory."""
     return x[..., :1, :].expand(x.shape)
 
 
 def _cast_type(x: Tensor) -> Tensor:
-    """Give whole numbers to a cast, which takes numbers with a fraction."""
+    """Pass integers to a cast, which requires floating-point numbers."""
     return torch.zeros(x.shape, dtype=torch.int32, device=x.device)
 
 
@@ -67,7 +67,7 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def applies(fault: str, x: Tensor) -> bool:
-    """Tell whether a fault makes a wrong operand: one element, or none, has no wrong strides."""
+    """Tell whether a fault makes this operand wrong: zero or one element cannot have wrong strides."""
     if x.numel() == 0:
         return False
     if fault == "device":

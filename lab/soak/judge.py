@@ -1,4 +1,4 @@
-"""Judge the state after a call: values, bytes around outputs, operands that changed."""
+"""Judges the state after a call: values, bytes around outputs, and changed operands."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from .trial import Right, Tensors, Trial
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """The bytes of a tensor, of any strides."""
+    """Copy the bytes of a tensor with any strides."""
     return torch.empty(x.numel(), dtype=x.dtype, device=x.device).copy_(x.reshape(-1)).view(torch.uint8)
 
 
 class Before:
-    """Everything as it was before a call."""
+    """The state of all tensors before a call."""
 
     def __init__(self, trial: Trial) -> None:
         self.operands = {name: x.clone() for name, x in trial.operands.items()}
         self.buffers = {name: output.buffer.clone() for name, output in trial.outputs.items()}
 
     def changed(self, trial: Trial) -> str | None:
-        """Name an output or operand that changed; none may, for example after a refused call."""
+        """Name an output or operand that has changed, for calls that must not change any, such as refused calls."""
         for name, output in trial.outputs.items():
             if not torch.equal(output.buffer, self.buffers[name]):
-                return f"{name}: was written"
+                return f"{name}: expected an unchanged output, got a changed one"
         return self.changed_operand(trial)
 
     def changed_operand(self, trial: Trial) -> str | None:
-        """Say which operand changed."""
+        """Name an operand that has changed."""
         for name, x in trial.operands.items():
             if not torch.equal(as_bytes(x), as_bytes(self.operands[name])):
-                return f"{name}: an operand was changed"
+                return f"{name}: expected an unchanged operand, got a changed one"
         return None
 
     def changed_around(self, name: str, output: Output, right: Right) -> str | None:
-        """Say whether an output's buffer changed where nothing is to be written."""
+        """Describe a change of an output's buffer outside of the result."""
         after, before = output.buffer.clone(), self.buffers[name]
         inside, was = output.inside(after), output.inside(before)
         written = right.written if right.rest_is_kept else None
@@ -51,9 +51,9 @@ class Before:
 
 
 def mistakes(trial: Trial, before: Before, made: Tensors) -> str | None:
-    """Check everything after a call; describe the first mistake, or return None."""
+    """Check everything after a call; return a text of the first mistake, or None."""
     if (changed := before.changed_operand(trial)) is not None:
-        return changed  # first, because the right results follow from the operands
+        return changed  # comes first, because the right results depend on the operands
     right = trial.right()
     for name, expected in right.items():
         output = trial.outputs.get(name)
@@ -65,10 +65,10 @@ def mistakes(trial: Trial, before: Before, made: Tensors) -> str | None:
 
 
 def wrong_values(name: str, got: Tensor, right: Right) -> str | None:
-    """Count the wrong elements, and name the first."""
+    """Count the wrong elements, and name the first one."""
     exact = right.exact
     if got.shape != exact.shape:
-        return f"{name}: shape {tuple(got.shape)} instead of {tuple(exact.shape)}"
+        return f"{name}: expected shape {tuple(exact.shape)}, got {tuple(got.shape)}"
     if right.allowed is None:
         exact = exact.to(got.dtype)
         if got.dtype.itemsize == 1:

@@ -1,6 +1,6 @@
-"""Trials of every kernel as kinds of problems: `kernels`, or one of them, such as `kernel:lay_scales`.
+"""Trials of every kernel as kinds of problems: `kernels`, or one kernel, such as `kernel:lay_scales`.
 
-A kernel runs by itself here, in any of its configurations; the other kinds try how calls choose one.
+Here a kernel runs alone, with any of its configurations; the other kinds test the choice of configurations in calls.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class OfKernel:
         return trial_of(self.kernel, config).drawn(config, rng.getrandbits(31))
 
     def attempt(self, seed: str, device: str, found: Attempt) -> None:
-        """Run a trial, in the simulator or on a GPU. A wrong result is an error."""
+        """Run a trial, in the simulator or on a GPU. A wrong result raises an error."""
         trial = self.drawn(seed)
         found.text, found.calls = f"{trial.config.name} {trial}", 1
         trial.on(device).run()
 
 
 def kernels_on(device: str) -> tuple[OfKernel, ...]:
-    """Give the kernels that run on a device; on a GPU, kernels of several ranks do not."""
+    """Return the kernels that run on a device; kernels of several ranks do not run on a GPU."""
     names = {kind.kernel.name for kind in TRIALS if device == "cpu" or not kind.needs_ranks}
     return tuple(OfKernel(kernel) for name, kernel in all_kernels().items() if name in names)

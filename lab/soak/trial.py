@@ -1,4 +1,4 @@
-"""A trial states a kind of problem: operands, a call, and the right results."""
+"""A trial describes a kind of problem: operands, a call, and the right results."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Call = Callable[..., Any]
 
 @dataclass
 class Right:
-    """The right result: within `allowed` of `exact`, or equal to the bit without `allowed`, where it is `written`.
+    """The right result at `written` elements: within `allowed` of `exact`, or equal bits without `allowed`.
 
-    Elsewhere elements keep their values; they are undefined if the call made the tensor, or without `rest_is_kept`.
+    All other elements keep their values; they are undefined if the call made the tensor, or without `rest_is_kept`.
     """
 
     exact: Tensor
     allowed: Tensor | float | None = None
     written: Tensor | None = None
-    """A mask of the result's shape or one that expands to it; None means everywhere."""
+    """A mask that expands to the result's shape; None means all elements."""
     rest_is_kept: bool = True
     norms_along: tuple[int, ...] | None = None
-    """If dimensions are named, the difference may have `allowed` of the norm along them, and of the mean such norm."""
+    """If set, the error's norm along these dimensions may be `allowed` times (the right norm + the mean right norm)."""
 
 
 class Part:
-    """A part of a trial that draws something of its own; the trial's text has it too."""
+    """A part of a trial with draws of its own; the trial's text includes them."""
 
 
 def described(attributes: Mapping[str, object]) -> str:
-    """Name attributes that are numbers, words and types. Parts, also parts by name, are named with their attributes.
+    """Name attributes that are numbers, words or types. Parts, or dicts of parts, are named with their attributes.
 
     >>> described({"m": 3, "dtype": torch.bfloat16, "draw": object(), "ks": [1, 2], "c": None})
     'm=3 dtype=torch.bfloat16 ks=[1, 2] c=None'
@@ -54,23 +54,23 @@ def described(attributes: Mapping[str, object]) -> str:
 
 
 class Trial(ABC):
-    """One random problem. A subclass draws it in `__init__`, and is a kind that `kinds/__init__.py` lists."""
+    """One random problem. A subclass draws it in `__init__`, and is listed in `kinds/__init__.py`."""
 
     kind: ClassVar[str]
     dtype: torch.dtype
     faults: ClassVar[Mapping[str, str]] = {}
-    """Operands, and the faults of each that the call must refuse (faults.py)."""
+    """Operands, and the faults of each operand that the call must refuse (faults.py)."""
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
         self.operands: dict[str, Tensor] = {}
         self.outputs: dict[str, Output] = {}
         self.starts: dict[str, Tensor] = {}
-        """Values of outputs before a call, if that counts; else it is poisoned."""
+        """Values of outputs before a call, if the call reads them; other outputs are poisoned."""
 
     @property
     def text(self) -> str:
-        """The problem in short: what was drawn for it, and how its operands lie."""
+        """Describe the problem in short: its drawn attributes, and the layout of its operands."""
         operands = ", ".join(
             f"{name} {str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} {x.stride()}"
             for name, x in self.operands.items()
@@ -87,10 +87,10 @@ class Trial(ABC):
 
     @abstractmethod
     def right(self) -> dict[str, Right]:
-        """Give the right contents of each output, and of each tensor that a call makes."""
+        """Return the right contents of each output, and of each tensor that a call makes."""
 
     def draw_c(self, shape: tuple[int, ...], c: str | None) -> None:
-        """Draw C as an operand, or as the values that D starts from."""
+        """Draw C as an operand, or as the initial values of D."""
         if c is not None:
             drawn = self.draw.integers(shape, -8, 8).to(self.dtype)
             if c == "c":
@@ -99,15 +99,15 @@ class Trial(ABC):
                 self.starts["d"] = drawn
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Give the `faults` that this problem must refuse."""
+        """Return the `faults` that this problem must refuse."""
         return self.faults
 
     def everything(self) -> dict[str, Tensor]:
-        """Operands and outputs, as `call` takes them."""
+        """Return operands and outputs in the form of `call`."""
         return {**self.operands, **{name: output.view for name, output in self.outputs.items()}}
 
     def poison(self) -> None:
-        """Fill outputs with the values they start from, or with NaN."""
+        """Fill outputs with their initial values, or with NaN."""
         for name, output in self.outputs.items():
             start = self.starts.get(name)
             if start is None:

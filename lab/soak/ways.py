@@ -1,4 +1,4 @@
-"""Ways to make a call: on a stream of its own, in a new thread, in a captured graph."""
+"""Ways to make a call: on a new stream, in a new thread, in a captured graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plainly(trial: Trial) -> Tensors:
 
 
 def on_a_stream(trial: Trial) -> Tensors:
-    """Call on a stream of its own, behind all work on the current one."""
+    """Call on a new stream, after all work on the current one."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -33,7 +33,7 @@ def in_a_thread(trial: Trial) -> Tensors:
 
 
 def at_once(trials: Sequence[Trial], times: int) -> list[Tensors]:
-    """Call each trial `times` times, in a thread and on a stream of its own; return the tensors of the last calls."""
+    """Call each trial `times` times, in its own thread and on its own stream; return the tensors of the last calls."""
     made: list[Tensors] = [{} for _ in trials]
     raised: list[BaseException] = []
     is_on_gpu = trials[0].draw.device == "cuda"
@@ -42,7 +42,7 @@ def at_once(trials: Sequence[Trial], times: int) -> list[Tensors]:
         try:
             for _ in range(times):
                 made[index] = on_a_stream(trials[index]) if is_on_gpu else plainly(trials[index])
-        except BaseException as error:  # told to the thread that waits
+        except BaseException as error:  # raised again in the waiting thread
             raised.append(error)
 
     if is_on_gpu:
@@ -60,7 +60,7 @@ def at_once(trials: Sequence[Trial], times: int) -> list[Tensors]:
 
 
 class Captured:
-    """A call in a CUDA graph. What it reads may change before it is replayed."""
+    """A call in a CUDA graph. The values of its inputs may change before a replay."""
 
     def __init__(self, trial: Trial) -> None:
         self.graph = torch.cuda.CUDAGraph()

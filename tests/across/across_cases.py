@@ -252,7 +252,7 @@ def in_bf16(world: int) -> None:
     assert said == f"experts across processes: expected one dtype of x on all ranks, got [{kinds}] by rank", said
     for given, more, message in (
         (own, {"products": "fp4"}, "products: expected 'fp8' or 'bf16', got 'fp4'"),
-        (own_weights(num), {}, "products: expected 'fp8' where w1 is a pair (values, scales), got 'bf16'"),
+        (own_weights(num), {}, "products: expected 'fp8', because w1 is a pair (values, scales), got 'bf16'"),
         (own, {"max_tokens": 4, "peer_memory": True}, "peer_memory: expected weights on a Hopper GPU, got cpu"),
     ):
         said = error_of(partial(experts_with, num, given, **{"products": "bf16"} | more))

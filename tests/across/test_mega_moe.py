@@ -152,7 +152,7 @@ def test_rows_of_gate_and_up_follow_each_other_in_turns_of_8() -> None:
         (lambda l1, l2: (l1, (l2[0][:5], l2[1][:5])), "l2_weights: expected shape (experts here, hidden"),
         (
             lambda l1, l2: ((l1[0][:, :128], l1[1][:, :1]), l2),
-            "l1_weights: expected 2 * intermediate = 256 rows, gate and up, where l2_weights has depth 128, got 128",
+            "l1_weights: expected 2 * intermediate = 256 rows, gate and up, because l2_weights has depth 128, got 128",
         ),
         (
             lambda l1, l2: ((l1[0][..., :128], l1[1][..., :1]), (l2[0][:, :128], l2[1][:, :1])),
@@ -339,7 +339,7 @@ def test_no_token_at_all() -> None:
         ({"y": None}, "TypeError: y: expected a tensor, got NoneType"),
         ({"y": Y.float()}, "y: expected dtype torch.bfloat16, got torch.float32"),
         ({"y": Y[:, :128]}, "y: expected shape (tokens, hidden) = (tokens, 256), got (4, 128)"),
-        ({"y": Y[:1].expand(129, 256)}, "y: expected at most 128 tokens, for which the buffer is, got 129"),
+        ({"y": Y[:1].expand(129, 256)}, "y: expected at most 128 tokens, the size of the buffer, got 129"),
         ({"y": Y[:1].expand(4, 256)}, "y: expected rows that do not overlap"),
         ({"sym_buffer": None}, "TypeError: sym_buffer: expected SM90SymmBuffer, got NoneType"),
         ({"l1_weights": Y}, "TypeError: l1_weights: expected a pair (values, scales), got Tensor"),

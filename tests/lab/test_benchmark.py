@@ -220,7 +220,7 @@ def test_leading_fills_may_be_lost(lost: int) -> None:
 def test_a_lost_fill_is_noticed() -> None:
     calls = recording([("a", 5)], [("b", 6)], [("b", 7)], [("a", 8)])
     without_third_fill = [event for i, event in enumerate(calls) if i != 4]
-    with pytest.raises(PairingError, match="3 fills for 4 calls"):
+    with pytest.raises(PairingError, match="expected 4 fills, one for each call, got 3"):
         pair(without_third_fill, FILL, ["x", "y", "y", "x"])
     with_leading = recording([("a", 5)], [("b", 6)], [("b", 7)], [("a", 8)], leading=1)
     with pytest.raises(PairingError, match="same kernels"):
@@ -228,12 +228,12 @@ def test_a_lost_fill_is_noticed() -> None:
 
 
 def test_a_lost_kernel_is_noticed() -> None:
-    with pytest.raises(PairingError, match=r"x: every call should launch the same kernels.*no kernel"):
+    with pytest.raises(PairingError, match=r"x: expected the same kernels in every call.*no kernel"):
         pair(recording([("a", 5)], []), FILL, ["x", "x"])
 
 
 def test_a_contender_that_fills_like_the_flush_is_noticed() -> None:
-    with pytest.raises(PairingError, match="fills for 1 calls"):
+    with pytest.raises(PairingError, match="expected 1 fills"):
         pair(recording([(FILL, 1)] * (timing.LEADING_FILLS + 1)), FILL, ["x"])
 
 
@@ -562,7 +562,7 @@ def measured(folder: Path, *arguments: str, code: int = 0) -> tuple[Report, str]
             "--only chooses contenders of einsum, casts, linear, rows, experts, fp4_experts, few_experts, "
             "bf16_experts, attention, hc, bf16, training, distributed, not of bench dense",
         ),
-        ("bench casts --shapes 1,2", "shapes: expected some that are measured, got '1,2'"),
+        ("bench casts --shapes 1,2", "shapes: expected listed shapes, got '1,2'"),
         ("bench casts --shapes 1", "shapes: expected two positive integers like 8192,7168, got '1'"),
         ("bench linear --shapes 1,2", "shapes: expected three positive integers like 64,2112,7168, got '1,2'"),
         ("bench experts --shapes 1,2", "shapes: expected five positive integers like 32,8,64,7168,2048, got '1,2'"),
@@ -735,7 +735,7 @@ def test_new_weights_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) 
     sizes: list[tuple[int, int]] = []
     monkeypatch.setattr("deep_gemm.gemm.api.dense.fp8_gemm_nt", lambda a, b, d: sizes.append(tuple(b[0].shape)))
     calls = host.calls_with_new_weight("cpu", count=4)
-    assert menu_of.cache_info().currsize == 0, "choosing is a part of the first call"
+    assert menu_of.cache_info().currsize == 0, "the first call includes the choice"
     for call in calls:
         call()
     assert len(set(sizes)) == len(sizes) == 5

@@ -212,7 +212,7 @@ def test_a_number_of_splits_may_be_left_out_and_casts_are_those_that_are_listed(
     assert hc.KINDS.chosen([(13, 24, 7168)]) == [("hc_prenorm", (13, 24, 7168, 0))]
     with pytest.raises(ValueError, match="shapes: expected three or four positive integers like 32,8,4096,1024"):
         einsum.BENCH.plan(Asked(shapes="7,3"))
-    with pytest.raises(ValueError, match="shapes: expected some that are measured, got '1,2'"):
+    with pytest.raises(ValueError, match="shapes: expected listed shapes, got '1,2'"):
         casts.KINDS.chosen([(1, 2)])
 
 
@@ -405,7 +405,7 @@ def test_layers_of_both_kinds_of_weights_are_near_each_other(layer: fp4_experts.
     assert layer.check(ways[OURS].call)[1] is None
     ways[FP8].call()
     assert relative_error(layer.out_of_eager, layer.out) < 2 * experts.MOST_ERROR, "weights are rounded too"
-    assert "elements differ from the parts" in str(layer.check(lambda: None)[1])
+    assert "elements differ from the separate parts" in str(layer.check(lambda: None)[1])
     packed, words = layer.weights.w1
     assert packed.shape == (4, 256, 128) and words.dtype == torch.int32
     used = len(set(layer.topk_ids.flatten().tolist()))
@@ -433,7 +433,7 @@ def test_the_yardstick_compiles_and_refuses_what_it_cannot_read() -> None:
     assert bulk_read.CONFIG.shared_bytes <= 227 * 1024
     assert bulk_read.read_of(17).shape == (32,)
     for source in (torch.empty(8, dtype=torch.uint8), torch.empty(8, 64)[:, :32]):
-        with pytest.raises(ValueError, match="source: expected whole 16 bytes that lie together"):
+        with pytest.raises(ValueError, match="source: expected contiguous whole 16 bytes"):
             bulk_read.values_of(source)
 
 

@@ -176,7 +176,7 @@ def test_all_ways_through_experts_give_one_result(weights: experts.Weights) -> N
 
 def test_wrong_layers_are_found_out(weights: experts.Weights) -> None:
     layer = experts.Experts(SMALL_EXPERTS, weights)
-    assert "elements differ from the parts" in str(layer.check(lambda: None)[1])
+    assert "elements differ from the separate parts" in str(layer.check(lambda: None)[1])
     of_linear = linear.Linear(4, 128, 256, "cpu")
 
     def nearly() -> None:
@@ -331,7 +331,7 @@ def test_a_run_ends_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.Monk
     seconds = iter(range(0, 1000, 70))
     monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     report, output = measured(tmp_path, "linear", "--minutes", "2", "--only", "product_alone", code=1)
-    assert "stopped: 1 of 2 steps were left when 2 minutes were over" in output
+    assert "stopped: 1 of 2 steps were left after 2 minutes" in output
     assert len(report.rows) == 1
 
 
@@ -360,7 +360,7 @@ def test_compiling_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> 
     compiler = casts.Compiler()
     for _ in range(2):
         compiler(lambda: 1)
-    with pytest.raises(TimeoutError, match="compiling others took 200 s"):
+    with pytest.raises(TimeoutError, match="compiling other casts took 200 s"):
         compiler(lambda: 1)
 
 
@@ -585,7 +585,7 @@ def test_routes_are_different_experts_and_skew_prefers_few() -> None:
         ({"kind": "dense", "processes": 2}, "--processes is for bench distributed"),
         ({"kind": "distributed"}, "found none; --quick and --shapes run anywhere"),
         ({"kind": "distributed", "quick": True, "processes": 0}, "processes: expected at least 1, got 0"),
-        ({"kind": "distributed", "shapes": "8,2,8"}, "five or six integers, of which the last may be 0, like 256,6,"),
+        ({"kind": "distributed", "shapes": "8,2,8"}, "five or six integers (the last may be 0) like 256,6,"),
         ({"kind": "distributed", "shapes": "5,2,6,256,128,0"}, "expected experts for 2 processes to share"),
         ({"kind": "distributed", "quick": True, "only": "torch"}, "only: expected some of nccl, nccl_fixed"),
     ],

@@ -129,7 +129,7 @@ def test_every_kernel_but_those_of_several_ranks_has_a_trial_for_a_gpu() -> None
     of_ranks = next(kind for kind in TRIALS if kind.kernel.name == "post_rows")
     trial = of_ranks.drawn(of_ranks.kernel.configs()[0], 0)
     assert trial.on("cpu") == trial
-    with pytest.raises(ValueError, match="as post_rows runs on several ranks, got cuda"):
+    with pytest.raises(ValueError, match="because post_rows needs several ranks, got cuda"):
         trial.on("cuda")
 
 
@@ -143,7 +143,7 @@ def test_a_write_beside_the_outputs_is_found(name: str, at: int, monkeypatch: py
         return result(memory)
 
     monkeypatch.setattr(GpuMemory, "result", stray)
-    with pytest.raises(ValueError, match=f"{name}: expected to be written in its outputs alone"):
+    with pytest.raises(ValueError, match=f"{name}: expected a write to outputs alone"):
         SCALES.on(DEVICE).check()
 
 
@@ -203,7 +203,7 @@ def test_the_launches_of_a_trial_are_timed_without_copies_and_fills() -> None:
 def test_a_wrong_result_is_told_and_what_is_for_kernels_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments, says in (
         (("kernel", "lay_scales", "--set", "x=1"), "set: expected one of num_sms, truncate, groups, m, "),
-        (("dense", "lay_scales"), "kind: expected kernel, as lay_scales is for it, got dense"),
+        (("dense", "lay_scales"), "kind: expected kernel, because lay_scales belongs to it, got dense"),
     ):
         result = CliRunner().invoke(app, ["bench", *arguments])
         assert (result.exit_code, says in result.output) == (2, True), result.output

@@ -91,7 +91,7 @@ ROUTE_MUTATIONS = [
     Mutation("a table is written before all have counted", _COUNT, "  ptx::syncthreads();\n\n  uint32_t* counts", "  uint32_t* counts", shows_in=BY_PARTS),
     Mutation("all parts are written to the first", _COUNT, "p.of_parts + uint64_t{ptx::block_index()} * p.num_experts", "p.of_parts", shows_in=BY_PARTS),
     Mutation("as many experts of a part as there are threads", _COUNT, "expert < p.num_experts; expert += kNumThreads)\n    ptx::st_global_b32", "expert < p.num_experts && expert < kNumThreads; expert += kNumThreads)\n    ptx::st_global_b32", shows_in=MOST),
-    Mutation("threads that are left over sum too", _PARTS, "  if (group >= groups) return;  // threads that are left over\n", "", shows_in=BY_PARTS),
+    Mutation("threads that are left over sum too", _PARTS, "  if (group >= groups) return;  // the remaining threads have no group\n", "", shows_in=BY_PARTS),
     Mutation("an expert is a thread of the group before", _PARTS, "ptx::thread_index() - group * p.num_experts", "(ptx::thread_index() + 1) % p.num_experts", shows_in=BY_PARTS),
     Mutation("all groups begin with the first part", _PARTS, "first = group; first < parts", "first = 0; first < parts", shows_in=BY_PARTS),
     Mutation("sixteen parts of a thread at most", _PARTS, "first < parts; first += groups * kAtOnce", "first < 1; first += groups * kAtOnce", shows_in=MOST),

@@ -306,7 +306,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"masked_m": [1, 2, 3]}, "TypeError: masked_m: expected a tensor, got a list of 3"),
     ({"masked_m": int32(1, 2, 3).to("meta")}, "masked_m: expected device cpu, where x is, got meta"),
     ({"masked_m": int32(1), "x": torch.ones(2, 4)}, "x: expected shape (groups, max_m, 2 i), got (2, 4)"),
-    ({"masked_m": int32(1, 2, 3), "ends": int32(1)}, "ends: expected None where masked_m is given"),
+    ({"masked_m": int32(1, 2, 3), "ends": int32(1)}, "ends: expected None because masked_m is given"),
     ({"ends": int32(1)}, "x: expected shape (m, 2 i), got (3, 8, 256)"),
     ({"ends": int32(5), "x": torch.ones(2, 4)}, "ends: expected values in 0..2, got 5 at index 0"),
     ({"ends": int32(1, 2), "x": torch.ones(2, 4)}, "ends: expected an end of 1 or from 128, the aligned"),

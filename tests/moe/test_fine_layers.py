@@ -240,7 +240,7 @@ def test_words_that_may_be_of_either_are_settled_by_recipe_b() -> None:
     x = random(3, 128)
     words = {of: fine_weight(32, 128, of=of, form="words") for of in ((64, 64), (32, 32))}
     for of, w in words.items():
-        said = "recipe_b: expected (128, 128), (64, 64) or (32, 32): sfw may be words of each, got None"
+        said = "recipe_b: expected (128, 128), (64, 64) or (32, 32): sfw fits each of them, got None"
         assert_mistake(linear, {"x": x, "w": w}, said)
         bytes_of = fine_weight(32, 128, of=of, form="bytes")
         assert same_bits(linear(x, w, recipe_b=of), linear(x, bytes_of))  # type: ignore[arg-type]
@@ -256,8 +256,8 @@ def test_scales_for_128_columns_are_no_ue8m0() -> None:
 
 W, RECIPE_B = fine_weight(72, HIDDEN, of=(32, 32)), "NotImplementedError: recipe_b: expected"
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"gran_k": 48}, "gran_k: expected 32, 64 or 128 columns under a scale, got 48"),
-    ({"gran_k": True}, "gran_k: expected 32, 64 or 128 columns under a scale, got True"),
+    ({"gran_k": 48}, "gran_k: expected 32, 64 or 128 columns for each scale, got 48"),
+    ({"gran_k": True}, "gran_k: expected 32, 64 or 128 columns for each scale, got True"),
     ({"recipe_b": (1, 128)}, f"{RECIPE_B} (128, 128), (64, 64), (32, 32), (1, 32), (1, 0) or"),
     ({"recipe_b": (32,)}, f"{RECIPE_B} (128, 128), (1, 128), (64, 64), (32, 32), (1, 32), (1, 0) or"),
     ({"recipe_b": (64, 64)}, "sfw: expected shape (ceil(n / 64), ceil(k / 64)) = (2, 5), got (3, 9)"),
@@ -289,7 +289,7 @@ def test_mistakes_of_experts_name_the_weight() -> None:
         (by_rows[1:, 0, 0], "sfw2: expected shape (groups, 1, 1) = (5, 1, 1), got (4,)", {}),
         (by_rows.double(), "sfw2: expected dtype torch.float32, got torch.float64", {}),
         (by_rows.to("meta"), "sfw2: expected device cpu, where x is, got meta", {}),
-        (by_rows, "gran_k: expected 32, 64 or 128 columns under a scale, got 0", {"gran_k": 0}),
+        (by_rows, "gran_k: expected 32, 64 or 128 columns for each scale, got 0", {"gran_k": 0}),
     ):
         assert_mistake(experts, arguments | {"w2": (arguments["w2"][0], sf)} | more, message)
 
@@ -402,7 +402,7 @@ FP4_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"w2": small(NUM_OF_FP4, HIDDEN_OF_FP4, 64)},
-        "w1: expected 2 * intermediate = 128 rows, gate and up, where w2 has depth 64, got 192",
+        "w1: expected 2 * intermediate = 128 rows, gate and up, because w2 has depth 64, got 192",
     ),
     ({"w2": (VALUES[..., 8:], None)}, "TypeError: sfw2: expected a tensor"),
     ({"w2": (VALUES[..., :40], torch.zeros(1))}, "intermediate: expected a multiple of 32 for"),

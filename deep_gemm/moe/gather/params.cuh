@@ -1,4 +1,4 @@
-// What gather_weighted and gather_weighted_many are told, which is the same, and the weights of routes.
+// The parameters that gather_weighted and gather_weighted_many share, and the weights of routes.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
@@ -7,12 +7,12 @@
 struct GatherParams {
   const uint8_t* y;         // BF16 [rows, n]
   const int32_t* row_of;    // [tokens, topk], -1: the route has no row
-  const uint8_t* weights;   // [tokens, topk], of kWeightBytes; the weights of a token lie beside each other
+  const uint8_t* weights;   // [tokens, topk], of kWeightBytes each; the weights of one token are adjacent
   uint8_t* out;             // BF16 [tokens, n]
   uint64_t y_pitch, weights_pitch, out_pitch;  // in elements
   uint32_t tokens, topk, n;
 };
-#include "gather_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "gather_params_layout.cuh"  // asserts the layout that core/params.py packs
 
 DEVICE int32_t row_of(const GatherParams& p, uint32_t token, uint32_t j) {
   return ptx::ld_global_i32(p.row_of + uint64_t{token} * p.topk + j);
@@ -36,8 +36,8 @@ DEVICE uint8_t* sums_at(const GatherParams& p, uint32_t token, uint32_t column) 
   return p.out + (uint64_t{token} * p.out_pitch + column) * 2;
 }
 
-// Sums of rows of BF16, each times a weight, in order. Each product and each addition is rounded to FP32 by itself, and a sum
-// once to BF16, so the bits are the same each time.
+// Adds a BF16 row times its weight to a total. Each product and each addition is rounded to FP32 separately, and the total is
+// rounded once to BF16, so the bits are always the same.
 constexpr uint32_t kColumns = 8;  // of a thread: 16 bytes
 
 DEVICE void add_row(float (&total)[kColumns], const ptx::Uint4& row, float weight) {

@@ -1,8 +1,8 @@
-// Each CTA counts all routes, and separately the routes before its own, so no CTA waits for another. All ids lie in the L2. The
-// work of all CTAs grows with the square of the number of routes.
+// Each CTA counts all routes, and separately the routes before its own, so no CTA waits for another. All ids fit in the L2. The
+// total work of all CTAs grows with the square of the number of routes.
 #pragma once
 
-constexpr uint32_t kAtOnce = 8;  // loads under way at a time
+constexpr uint32_t kAtOnce = 8;  // loads that a thread starts before it waits
 
 DEVICE void find_totals(const RouteParams& p, SharedStorage& shared) {
   const uint32_t first_of_cta = ptx::block_index() * kNumThreads;

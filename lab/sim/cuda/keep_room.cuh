@@ -1,4 +1,4 @@
-// Copies a rank's room by words, as the kernels between two meetings would read it.
+// Copies a rank's room word by word, like reads by the kernels between two meetings.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"

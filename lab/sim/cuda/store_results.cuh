@@ -1,4 +1,4 @@
-// Stores made-up results of experts at the addresses that gather_rows gave, as the second product does.
+// Stores made-up results of experts at the addresses from gather_rows, like the second product.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"

@@ -1,4 +1,4 @@
-"""Kinds of problems. A new product, cast or layer is a class in a file of its own, and a name here."""
+"""Kinds of problems. A new product, cast or layer needs a class in its own file, and a name here."""
 
 from __future__ import annotations
 

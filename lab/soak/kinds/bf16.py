@@ -18,37 +18,37 @@ BF16, LARGEST = torch.bfloat16, 4
 
 
 class OfBf16(fp8.OfFp8):
-    """The common parts of products of BF16: operands without scales, and exact sums."""
+    """The common parts of BF16 products: operands without scales, and exact sums."""
 
     def drawn_exactness(self) -> bool:
-        """Draw small whole numbers always."""
+        """Choose small integers always."""
         return True
 
     def drawn_depth(self, most: int) -> int:
-        """Draw k: a dimension that lies contiguous is a multiple of 8."""
+        """Draw k: a multiple of 8, because k is contiguous in some operands."""
         return self.draw.size(8, most, 8)
 
     def room_of_a(self, *rows: int) -> dict[str, Tensor]:
-        """Room for A."""
+        """Allocate A."""
         a = self.draw.matrix((*rows, self.k), BF16, turned=self.turned_a)
         return {"a": a.mT if self.turned_a else a}
 
     def room_of_b(self, *rows: int) -> dict[str, Tensor]:
-        """Room for B, which may lie either way whichever way it is given."""
+        """Allocate B, in either memory layout for either shape."""
         b = self.draw.matrix((*rows, self.k), BF16, turned=self.turned if len(rows) == 1 else self.draw.flag())
         return {"b": b.mT if self.turned else b}
 
     def fill_operands(self) -> None:
-        """Draw whole numbers."""
+        """Draw small integers."""
         for name in ("a", "b"):
             self.operands[name].copy_(self.draw.integers(self.operands[name].shape, -LARGEST, LARGEST))
 
     def given(self, x: Tensors) -> tuple[Tensor, Tensor]:
-        """Give A and B."""
+        """Return A and B."""
         return x["a"], x["b"]
 
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """Give the FP64 numbers of A `[..., m, k]` and B `[..., n, k]`."""
+        """Return the FP64 numbers of A `[..., m, k]` and B `[..., n, k]`."""
         a, b = self.operands["a"].double(), self.operands["b"].double()
         return a.mT if self.turned_a else a, b.mT if self.turned else b
 
@@ -71,7 +71,7 @@ class DenseBf16(OfBf16, dense.Dense):
         return self.draw.size(8, 3000, 8) if self.turned_a else super().drawn_rows()
 
     def refused_faults(self) -> Mapping[str, str]:
-        """All operands are taken as they lie."""
+        """Return the faults: operands are used in any layout."""
         found = {"a": fp8.VALUES, "b": fp8.VALUES, "d": fp8.OUTPUT + " expanded"}
         return found | ({"c": "dtype shape device"} if self.c == "c" else {})
 
@@ -92,7 +92,7 @@ class MaskedBf16(OfBf16, rows.Masked):
     calls = (deep_gemm.m_grouped_bf16_gemm_nt_masked,)
 
     def right(self) -> dict[str, Right]:
-        """All rows; rows behind a group's count are undefined, but lie inside of D."""
+        """Compute all rows; rows from a group's count on are undefined, but inside of D."""
         found = super().right()
         found["d"].rest_is_kept = False
         return found
@@ -115,7 +115,7 @@ class DepthsBf16(OfBf16):
         self.m, self.n = draw.size(8, 1000, 8), draw.size(8, 1000, 8)
         self.dtype = BF16 if draw.flag(0.2) else torch.float32
         total = sum(self.ks) + draw.rng.choice((0, 0, 9))
-        self.is_counted = draw.flag(0.4)  # on the GPU alone, where each filling draws other depths
+        self.is_counted = draw.flag(0.4)  # counted on the GPU only, where each filling draws other depths
         self.operands = {
             "a": torch.empty(total, self.m, dtype=BF16, device=draw.device),
             "b": torch.empty(total, self.n, dtype=BF16, device=draw.device),
@@ -127,7 +127,7 @@ class DepthsBf16(OfBf16):
         self.outputs = {"d": draw.output((groups, self.m, self.n), self.dtype, packed=True)}
 
     def fill(self) -> None:
-        """Draw all anew, but depths that the host states."""
+        """Draw everything anew, except depths that the host passes."""
         super().fill()
         if self.is_counted:
             self.draw.rng.shuffle(self.ks)
@@ -135,14 +135,14 @@ class DepthsBf16(OfBf16):
         self.draw_c((len(self.ks), self.m, self.n), self.c)
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         c = {"c": x.get("c"), "d": x["d"], None: None}[self.c]
         ks = None if self.is_counted else self.ks
         deep_gemm.k_grouped_bf16_gemm_tn_contiguous(x["a"], x["b"], x["d"], ks, x.get("grouped_layout"), c)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Group by group."""
+        """Compute D group by group."""
         parts = []
         first = 0
         for k in self.ks:
@@ -181,13 +181,13 @@ class Expressions(OfBf16):
         self.outputs = {"d": draw.output(self.shape, self.dtype, packed=True)}
 
     def fill(self) -> None:
-        """Draw all anew."""
+        """Draw everything anew."""
         super().fill()
         if self.adds:
             self.starts["d"] = self.draw.integers(self.shape, -8, 8)
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         deep_gemm.einsum(self.expr, x["a"], x["b"], x["d"], x["d"] if self.adds else None)
         return {}
 

@@ -1,4 +1,4 @@
-"""Casts and layouts of scales: what kernels give beside torch's own operations, bit for bit."""
+"""Casts and layouts of scales: results of kernels compared with torch operations, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .groups import draw_counts
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 COLUMNS = (128, 128, 64, 32)
-"""How many may share a scale."""
+"""Numbers of columns that may share a scale."""
 OF_ROWS = (*COLUMNS, 0, 0)
-"""The same of rows; 0: all."""
+"""Numbers of columns of a row that may share a scale; 0: all."""
 
 
 def of_many_magnitudes(draw: Draw, x: Tensor, specials: float, empty: float = 0.0) -> Tensor:
-    """Draw numbers of many magnitudes, zeros, and as often as said an infinity or a NaN, and first columns of zeros."""
+    """Draw numbers of many magnitudes, zeros, infinities or NaNs with a given chance, and first columns of zeros."""
     drawn = draw.normal(x.shape) * 2.0 ** draw.rng.randint(-8, 8)
     drawn[torch.rand(x.shape, generator=draw.generator, device=x.device, dtype=torch.float32) < 0.2] = 0
     if draw.flag(empty):
@@ -37,7 +37,7 @@ def of_many_magnitudes(draw: Draw, x: Tensor, specials: float, empty: float = 0.
 
 
 class Cast(Trial):
-    """Every cast to FP8 of a matrix, or of several."""
+    """Every cast of one or several matrices to FP8."""
 
     kind = "casts"
     faults: ClassVar = {"x": "cast_type"}
@@ -62,12 +62,12 @@ class Cast(Trial):
         self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES), turned=turned)}
         if self.form == "masked":
             self.operands["masked_m"] = torch.empty(groups, dtype=torch.int32, device=draw.device)
-        if self.form == "tensor" and draw.flag():  # a given scale
+        if self.form == "tensor" and draw.flag():  # the caller passes the scale
             self.operands["scale"] = torch.empty(1, dtype=torch.float32, device=draw.device)
             self.rounds_up, self.least = False, 0.0
 
     def fill(self) -> None:
-        """Numbers of many magnitudes, zeros, and now and then an infinity or a NaN."""
+        """Draw numbers of many magnitudes, zeros, and sometimes an infinity or a NaN."""
         x, draw = self.operands["x"], self.draw
         x.copy_(of_many_magnitudes(draw, x, 0.1))
         if self.form == "masked":
@@ -76,7 +76,7 @@ class Cast(Trial):
             self.operands["scale"].copy_(draw.normal((1,)).abs())
 
     def call(self, x: Tensors) -> Tensors:
-        """The call makes values and scales."""
+        """Cast; the call makes values and scales."""
         operand, least = x["x"], self.least
         if self.form == "both":
             (values, sf), (values_t, sf_t) = fp8.cast_both_to_fp8(operand, self.rounds_up, min_amax=least)
@@ -97,7 +97,7 @@ class Cast(Trial):
         return dict(zip(("values", "scales"), made, strict=True))
 
     def right(self) -> dict[str, Right]:
-        """Cast by torch."""
+        """Cast by torch operations."""
         x = self.operands["x"]
         if self.form == "groups":
             parts = [self.blocks(part, 1, 128) for part in torch.split(x, self.ks, dim=1)]
@@ -122,7 +122,7 @@ class Cast(Trial):
         return right
 
     def blocks(self, x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Cast by torch's operations."""
+        """Cast by torch operations."""
         return cast_blocks(x, Target(rows, columns, self.rounds_up, self.least))
 
 
@@ -150,7 +150,7 @@ class Activation(Trial):
             self.operands["row_weights"] = torch.empty(shape[:-1], device=draw.device, dtype=torch.float32)
 
     def fill(self) -> None:
-        """Normal numbers."""
+        """Draw normal numbers."""
         x = self.operands["x"]
         x.copy_(self.draw.normal(x.shape))
         if self.groups:
@@ -159,14 +159,14 @@ class Activation(Trial):
             self.operands["row_weights"].copy_(self.draw.powers_of_two(x.shape[:-1]))
 
     def call(self, x: Tensors) -> Tensors:
-        """The call makes values and scales."""
+        """Activate and cast; the call makes values and scales."""
         said = {"use_ue8m0": self.rounds_up, "gran_k": self.columns, **self.said}
         values, sf = silu_mul_cast_to_fp8(x["x"], x.get("row_weights"), masked_m=x.get("masked_m"), **said)
         k = values.shape[-1]
         return {"numbers": values.float() * sf.repeat_interleave(self.columns or k, -1)[..., :k]}
 
     def right(self) -> dict[str, Right]:
-        """Give the activated numbers: right within two steps of FP8, because a GPU's sigmoid is not the CPU's."""
+        """Return the activated numbers; allow two steps of FP8, because a GPU's sigmoid differs from the CPU's."""
         x = self.operands["x"]
         y = activated(x, self.gating).double()
         if "row_weights" in self.operands:
@@ -179,7 +179,7 @@ class Activation(Trial):
 
 
 class Scales(Trial):
-    """Scales laid as products load them, and packed as exponents."""
+    """Scales in the layout of products, and scales packed as exponents."""
 
     kind = "scales"
     faults: ClassVar = {"sf": "dtype"}
@@ -193,19 +193,19 @@ class Scales(Trial):
         self.operands = {"sf": torch.empty(shape, device=draw.device, dtype=torch.float32)}
 
     def fill(self) -> None:
-        """Powers of two."""
+        """Draw powers of two."""
         sf = self.operands["sf"]
         sf.copy_(self.draw.powers_of_two(sf.shape, -20, 20))
 
     def call(self, x: Tensors) -> Tensors:
-        """Call; the results are tensors that the call makes."""
+        """Convert the scales; the call makes the results."""
         if self.packs:
             packed = scales.pack_ue8m0_to_int(x["sf"])
             return {"exponents": packed, "again": scales.unpack_ue8m0_from_int(packed)}
         return {"laid": scales.get_mn_major_tma_aligned_tensor(x["sf"])}
 
     def right(self) -> dict[str, Right]:
-        """The same numbers, elsewhere."""
+        """Return the same numbers in new memory."""
         sf = self.operands["sf"]
         if not self.packs:
             return {"laid": Right(sf)}

@@ -27,7 +27,7 @@ class Dense(fp8.OfFp8):
     }
     majors: ClassVar[tuple[str, ...]] = ("nt", "nt", "nt", *calls)
     has_rows: ClassVar[bool] = True
-    """True if B may have a scale for each row."""
+    """True: B may have a scale for each row."""
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -48,7 +48,7 @@ class Dense(fp8.OfFp8):
         return self.draw.size(1, 3000)
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Operands that are turned may be copied, wherever they are."""
+        """Return the faults: turned operands may be copied, so any address is right."""
         turned = "dtype shape device"
         values, scales, scales_of_a = self.weight.faults
         return {
@@ -61,12 +61,12 @@ class Dense(fp8.OfFp8):
         }
 
     def fill(self) -> None:
-        """Draw all anew."""
+        """Draw everything anew."""
         super().fill()
         self.draw_c((self.m, self.n), self.c)
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         c = {"c": x.get("c"), "d": x["d"], None: None}[self.c]
         recipes = {"recipe": RECIPE_1D1D} if self.by_row else self.weight.recipes
         self.calls[self.major](*self.given(x), x["d"], c, **recipes)

@@ -1,4 +1,4 @@
-"""FP8 products of groups along k, whose depths the host or only the GPU knows."""
+"""FP8 products of groups along k; the host knows the depths, or only the GPU does."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class Depths(fp8.OfFp8):
         self.outputs = {"d": draw.output((groups, self.m, self.n), torch.float32, packed=True)}
 
     def fill(self) -> None:
-        """Draw all anew, but the depths."""
+        """Draw everything anew, except the depths."""
         super().fill()
         if self.adds:
             self.starts["d"] = self.draw.integers((len(self.ks), self.m, self.n), -8, 8)
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         ks = self.ks if self.host_knows else None
         c = x["d"] if self.adds else None
         k_grouped_fp8_gemm_nt_contiguous((x["a"], x["sfa"]), (x["b"], x["sfb"]), x["d"], ks, x.get("ks_tensor"), c)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Group by group."""
+        """Compute D group by group."""
         x, first, block = self.operands, 0, 0
         found = []
         for group, k in enumerate(self.ks):

@@ -1,4 +1,4 @@
-"""FP8 products with scales of fewer than 128 columns: dense, of rows by ids or ends, of counted rows."""
+"""FP8 products with scales of fewer than 128 columns: dense; rows by ids or ends; counted rows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FORMS: Mapping[str, Any] = {
 
 
 SCALES = "shape device"
-"""Faults of scales, which may have other types too."""
+"""Faults of scales; other types of scales may be valid."""
 
 
 class FineWeight(fp8.Weight):
-    """A weight with fine scales, or beside fine scales of A. For exact sums, scales are powers of two, in any form."""
+    """A weight with fine scales, or for an A with fine scales. If sums are exact, scales are powers of two."""
 
     faults: ClassVar[tuple[str, str, str]] = (fp8.VALUES, SCALES, SCALES)
 
@@ -43,24 +43,24 @@ class FineWeight(fp8.Weight):
         self.form = draw.rng.choice([*FORMS]) if exact else "FP32"
 
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
-        """Room for a weight `[..., n, k]` and its scales."""
+        """Allocate a weight `[..., n, k]` and its scales."""
         *outer, n, k = shape
         groups = ceil_div(n, self.of_b.rows), ceil_div(k, self.of_b.columns)
         return self.draw.matrix(shape, torch.float8_e4m3fn), self.draw.scales((*outer, *groups))
 
     def given(self, values: Tensor, sf: Tensor) -> tuple[Tensor, Tensor]:
-        """Give values and scales as a call takes them. Words lie along k, also where B is turned."""
+        """Return values and scales in the form of a call. Words hold scales along k, even if B is turned."""
         if self.form == "words" and values.stride(-1) != 1:
             return values, FORMS["words"](sf.mT).mT
         return values, FORMS[self.form](sf)
 
     def numbers(self, values: Tensor, sf: Tensor, rows: int = SCALE_BLOCK) -> Tensor:
-        """Give the FP64 numbers `[..., n, k]`."""
+        """Return the FP64 numbers `[..., n, k]`."""
         return spread(values, sf, *self.of_b)
 
 
 class LayerWeight(FineWeight):
-    """A weight of a layer with fine scales. The shape of its scales tells whatever the call leaves out."""
+    """A weight of a layer with fine scales. If the call states no recipe, the shape of the scales tells it."""
 
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
         super().__init__(draw, exact, low, high)
@@ -69,7 +69,7 @@ class LayerWeight(FineWeight):
         self.is_beside(self)
 
     def is_beside(self, other: fp8.Weight) -> None:
-        """Take from the other weight the facts that a layer is told once for both."""
+        """Copy from the other weight the facts that a layer receives once for both."""
         assert isinstance(other, LayerWeight)
         self.of_a, self.of_b, self.form = other.of_a, other.of_b, other.form
         self.columns_of_a, self.columns = self.of_a.columns, min(self.of_a.columns, self.of_b.columns)
@@ -77,23 +77,23 @@ class LayerWeight(FineWeight):
         self.is_open = self.form == "words"
 
     def refused(self, is_stated: bool) -> str:
-        """Give the faults of its scales that a layer refuses. One scale too many may fit into the last word."""
+        """Return the faults of its scales that a layer refuses. One extra scale may fit into the last word."""
         return SCALES if is_stated and not self.is_open else "device"
 
     def fill(self, values: Tensor, sf: Tensor) -> None:
-        """Draw values and scales anew: powers of two, if they are given in UE8M0."""
+        """Draw values and scales anew; the scales are powers of two if their form is UE8M0."""
         fp8.fill_values(self.draw, values, self.exact)
         fp8.fill_scales(self.draw, sf, self.exact or self.form != "FP32", self.low, self.high)
 
 
 class OfFine(fp8.OfFp8):
-    """The common part of products."""
+    """The common part of products with fine scales."""
 
     make_weight: ClassVar[type[fp8.Weight]] = FineWeight
     weight: FineWeight
 
     def refused_faults(self) -> Mapping[str, str]:
-        """In words, one scale of B too many may fit into the last word: then there is nothing to refuse."""
+        """Return the faults: in words, an extra scale of B may fit into the last word, which is then no fault."""
         groups = self.operands["sfb"].shape[-1]
         is_in_a_word = self.weight.form == "words" and not self.turned and groups % UE8M0_PER_WORD
         return {**super().refused_faults(), "sfa": SCALES, "sfb": "device" if is_in_a_word else SCALES}
@@ -106,7 +106,7 @@ class DenseFine(OfFine, dense.Dense):
     has_rows: ClassVar[bool] = False
 
     def refused_faults(self) -> Mapping[str, str]:
-        """A turned B may be copied, wherever it is."""
+        """Return the faults: a turned B may be copied, so any address is right."""
         return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
 
@@ -123,7 +123,7 @@ class MaskedFine(OfFine, rows.Masked):
 
 
 class LinearFine(layers.Linear):
-    """`linear` with such a weight."""
+    """`linear` with a weight of fine scales."""
 
     kind = "linear_fine"
     faults: ClassVar = {**layers.Linear.faults, "sfw": SCALES}
@@ -131,7 +131,7 @@ class LinearFine(layers.Linear):
 
 
 class ExpertsFine(layers.Experts):
-    """`experts` with such weights."""
+    """`experts` with weights of fine scales."""
 
     kind = "experts_fine"
     faults: ClassVar = layers.Experts.faults | dict.fromkeys(("sf1", "sf2"), SCALES)

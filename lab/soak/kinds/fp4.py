@@ -22,16 +22,16 @@ from . import dense, fp8, layers, mega_moe, rows
 from .casts import TYPES, of_many_magnitudes
 
 GROUP, WORD, ONE, NAN = 32, 128, 127, 255
-"""Columns of a scale, and of a word of four; exponents that stand for 1 and for NaN."""
+"""Columns of a scale, and of a word of four scales; exponents that mean 1 and NaN."""
 EXACT_CODES = (0, 2, 4, 10, 12)
 """Codes of 0, 1, 2, -1, -2, which tensor cores add up exactly."""
 SCALES = "shape device"
-"""Faults of scales: of another type they may be right, as words."""
+"""Faults of scales: scales of another type may be valid words."""
 NUMBERS = torch.tensor([*VALUES, *(-value for value in VALUES)], dtype=torch.float64)
 
 
 class Weight(fp8.Weight):
-    """Values two to a byte, and a scale for each 32 of a row: bytes, E8M0, words either way round, or FP32."""
+    """Values two to a byte, and a scale for each 32 of a row: bytes, E8M0, words in either layout, or FP32."""
 
     depths = GROUP
     columns = GROUP
@@ -42,16 +42,16 @@ class Weight(fp8.Weight):
         super().__init__(draw, exact, low, high)
         self.type = draw.rng.choice((torch.uint8, torch.int8, torch.float4_e2m1fn_x2))
         self.form = draw.rng.choice(("bytes", "e8m0", "words", "words, MN-major", "fp32"))
-        self.apart = 1 if exact else draw.rng.choice((3, 11, 30))  # exponents of a block: 30 do not fold
+        self.apart = 1 if exact else draw.rng.choice((3, 11, 30))  # range of exponents in a block; 30 does not fold
         self.columns_of_a = draw.rng.choice((128, 128, 128, 64, 32))
 
     @property
     def recipes(self) -> dict[str, Any]:
-        """Give the keywords that state scales in a call."""
+        """Return the keywords that describe scales in a call."""
         return {} if self.columns_of_a == 128 else {"recipe_a": (1, self.columns_of_a), "recipe_b": (1, GROUP)}
 
     def room(self, shape: Sequence[int], rows: int = 1) -> tuple[Tensor, Tensor]:
-        """Room for a weight `[..., n, k]` and its scales."""
+        """Allocate a weight `[..., n, k]` and its scales."""
         *outer, n, k = shape
         values = self.draw.matrix((*outer, n, k // 2), torch.float8_e4m3fn).view(torch.uint8)
         device, words = values.device, (*outer, n, ceil_div(k, WORD))
@@ -63,11 +63,11 @@ class Weight(fp8.Weight):
         return values, torch.empty((*outer, n, k // GROUP), dtype=dtype, device=device)
 
     def refused(self, is_stated: bool) -> str:
-        """Give the faults of its scales that a layer refuses."""
+        """Return the faults of its scales that a layer refuses."""
         return SCALES
 
     def fill(self, values: Tensor, sf: Tensor) -> None:
-        """Draw values and exponents anew; FP32 scales are no powers of two unless sums are to be exact."""
+        """Draw values and exponents anew; FP32 scales are powers of two only if sums must be exact."""
         draw = self.draw
         codes = torch.tensor(EXACT_CODES if self.exact else range(16), device=values.device, dtype=torch.int64)
         low, high = (codes[draw.integers(values.shape, 0, len(codes) - 1, torch.int64)] for _ in range(2))
@@ -85,12 +85,12 @@ class Weight(fp8.Weight):
         elif sf.dtype == torch.uint8:
             sf.copy_(of_groups)
         else:
-            exponents[..., -1, 1 + (groups - 1) % 4 :] = 0  # the bytes behind the last group
+            exponents[..., -1, 1 + (groups - 1) % 4 :] = 0  # the bytes after the last group
             first, second, third, fourth = exponents.unbind(-1)
             sf.copy_(first | second << 8 | third << 16 | fourth << 24)
 
     def spoil(self, sf: Tensor) -> None:
-        """Make a scale NaN: the first of the last row."""
+        """Set one scale to NaN: the first of the last row."""
         if sf.dtype == torch.float32:
             sf[..., -1, 0] = torch.nan
         elif sf.dtype == torch.uint8:
@@ -99,13 +99,13 @@ class Weight(fp8.Weight):
             sf[..., -1, 0] |= NAN
 
     def given(self, values: Tensor, sf: Tensor) -> tuple[Tensor, Tensor]:
-        """Give values and scales as the caller has them."""
+        """Return values and scales in the caller's form."""
         if sf.dtype == torch.uint8 and self.form == "e8m0":
             sf = sf.view(torch.float8_e8m0fnu)
         return values.view(self.type) if values.dtype == torch.uint8 else values, sf
 
     def numbers(self, values: Tensor, sf: Tensor, rows: int = 1) -> Tensor:
-        """Give the FP64 numbers that a weight stands for."""
+        """Return the FP64 numbers of a weight."""
         codes = torch.stack([values & 15, values >> 4], -1).flatten(-2)
         if sf.dtype == torch.float32:
             scales = sf.double()
@@ -116,20 +116,20 @@ class Weight(fp8.Weight):
 
 
 class OfFp4(fp8.OfFp8):
-    """The common part of products: now and then a scale is NaN, which no product may hide."""
+    """The common part of FP4 products: in some trials a scale is NaN, which a product must not hide."""
 
     make_weight: ClassVar = Weight
     weight: Weight
 
     def fill(self) -> None:
-        """Draw all anew."""
+        """Draw everything anew."""
         super().fill()
         if self.exact and self.draw.flag(0.1):
             self.weight.spoil(self.scales_of_b)
 
     @property
     def scales_of_b(self) -> Tensor:
-        """Scales of B `[..., n, columns]`, whichever way it is given."""
+        """Return the scales of B `[..., n, columns]`, for either layout of B."""
         sfb = self.operands["sfb"]
         return sfb.mT if self.turned else sfb
 
@@ -157,7 +157,7 @@ class MaskedFp4(OfFp4, rows.Masked):
 
 
 class LinearFp4(layers.Linear):
-    """`linear` with such a weight."""
+    """`linear` with an FP4 weight."""
 
     kind = "linear_fp4"
     faults: ClassVar = {**layers.Linear.faults, "w": "shape device", "sfw": SCALES}
@@ -165,7 +165,7 @@ class LinearFp4(layers.Linear):
 
 
 class ExpertsFp4(layers.Experts):
-    """`experts` with such weights."""
+    """`experts` with FP4 weights."""
 
     kind = "experts_fp4"
     faults: ClassVar = {**layers.Experts.faults, "w1": "device", "w2": "device"} | dict.fromkeys(("sf1", "sf2"), SCALES)
@@ -173,7 +173,7 @@ class ExpertsFp4(layers.Experts):
 
 
 class MegaMoeFp4(mega_moe.MegaMoe):
-    """`fp8_fp4_mega_moe`. By the memory of peers, as on a GPU, the second weight's scales are no FP32."""
+    """`fp8_fp4_mega_moe`. With the memory of peers, as on a GPU, the second weight's scales are not FP32."""
 
     kind = "fp8_fp4_mega_moe"
     columns, type_of_first = SCALE_BLOCK, torch.bfloat16
@@ -189,12 +189,12 @@ class MegaMoeFp4(mega_moe.MegaMoe):
             _, self.operands["sfl2"] = second.room((self.experts, self.hidden, self.middle))
 
     def compute(self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor) -> None:
-        """Bring weights into their form, which is the same memory, and make the call."""
+        """Transform the weights, which keeps their memory, and make the call."""
         made = transform_weights_for_mega_moe(l1, l2)
         fp8_fp4_mega_moe(y, *made, self.buffer, counts, activation_clamp=self.limit)
 
     def first_weight(self, expert: int) -> Tensor:
-        """Give the FP64 numbers of an expert's first weight."""
+        """Return the FP64 numbers of an expert's first weight."""
         x = self.operands
         return self.weights["l1"].numbers(x["l1"][expert], x["sfl1"][expert])
 
@@ -208,7 +208,7 @@ class CastFp4(Trial):
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
         self.is_mx, self.rounds_up = draw.flag(), draw.flag()
-        others = (16, 100) if draw.device == "cpu" else ()  # on a GPU torch casts these, by a table from the host
+        others = (16, 100) if draw.device == "cpu" else ()  # on a GPU torch casts these, with a table from the host
         self.columns = GROUP if self.is_mx else draw.rng.choice((GROUP, 128, *others))
         k = draw.size(GROUP, 2000, GROUP) if self.is_mx else draw.size(2, 2000, 2)
         groups = draw.rng.choice((0, 0, 1, 4))
@@ -216,12 +216,12 @@ class CastFp4(Trial):
         self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES))}
 
     def fill(self) -> None:
-        """Numbers of many magnitudes, zeros, whole groups of them too, and now and then an infinity or a NaN."""
+        """Draw numbers of many magnitudes, zeros, whole groups of zeros, and sometimes an infinity or a NaN."""
         x, draw = self.operands["x"], self.draw
         x.copy_(of_many_magnitudes(draw, x, 0.2, 0.3))
 
     def call(self, x: Tensors) -> Tensors:
-        """The call makes values and scales."""
+        """Cast; the call makes values and scales."""
         if self.is_mx:
             values, sf = fp4.quantize_mxfp4(x["x"])
         else:
@@ -229,21 +229,21 @@ class CastFp4(Trial):
         return {"values": values.view(torch.uint8), "scales": sf}
 
     def right(self) -> dict[str, Right]:
-        """Cast by torch. For MXFP4, compute codes and scales by the rules of its groups."""
+        """Cast by torch operations. For MXFP4, compute codes and scales by the rules of its groups."""
         x = self.operands["x"]
         if not self.is_mx:
             values, sf = cast_blocks(x, Target(1, self.columns, self.rounds_up, format=FP4))
             return {"values": Right(values.view(torch.uint8)), "scales": Right(sf)}
         of_groups = x.double().reshape(*x.shape[:-1], -1, GROUP)
         largest = of_groups.abs().amax(-1)
-        # The least power of two such that the largest magnitude is at most 7 times as large.
+        # The smallest power of two such that the largest magnitude is at most 7 times as large.
         mantissa, exponent = torch.frexp(largest / 7)
         exponents = (exponent - (mantissa == 0.5).int()).clamp(-126) + ONE
         exponents = exponents.masked_fill(~largest.isfinite(), 0).masked_fill(largest == 0, 0)
         exponents = self._beside(exponents).masked_fill(~largest.isfinite(), NAN)
         quotients = of_groups / 2.0 ** (exponents.double() - ONE)[..., None]
         steps = (quotients.abs()[..., None] - NUMBERS[:8].to(x.device)).abs()
-        # Of two codes that are equally near, the even one is right.
+        # If two codes are equally near, the even one is right.
         codes = (steps + torch.tensor([0, 1e-9] * 4, device=x.device, dtype=torch.float32)).argmin(-1)
         codes = codes + 8 * (quotients.signbit() & ~quotients.isnan())
         low, high = codes.flatten(-2)[..., ::2], codes.flatten(-2)[..., 1::2]
@@ -255,7 +255,7 @@ class CastFp4(Trial):
 
     @staticmethod
     def _beside(exponents: Tensor) -> Tensor:
-        """Give groups of zeros the largest exponent of their 128 columns, or the exponent of 1."""
+        """Replace the exponents of zero groups by the largest exponent of their 128 columns, or by that of 1."""
         groups = exponents.shape[-1]
         found = exponents.clone()
         for first in range(0, groups, 4):

@@ -1,4 +1,4 @@
-"""The common parts of kinds of FP8 products: operands whose sums are exact, or of all magnitudes with a bound."""
+"""The common parts of kinds of FP8 products: operands with exact sums, or of all magnitudes with an error bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCALES = INTS = "dtype shape device"
 
 
 def fill_values(draw: Draw, x: Tensor, exact: bool) -> None:
-    """Small whole numbers, which tensor cores add up exactly, or any FP8 number but NaN."""
+    """Draw small integers, which tensor cores add up exactly, or any FP8 numbers except NaN."""
     if exact:
         x.copy_(draw.integers(x.shape, -2, 2).to(torch.float8_e4m3fn))
         return
@@ -32,7 +32,7 @@ def fill_values(draw: Draw, x: Tensor, exact: bool) -> None:
 
 
 def fill_scales(draw: Draw, x: Tensor, exact: bool, low: int = -2, high: int = 2) -> None:
-    """Powers of two; with random mantissas unless sums are to be exact."""
+    """Draw powers of two; multiply them by random mantissas unless sums must be exact."""
     scales = draw.powers_of_two(x.shape, low, high)
     x.copy_(
         scales
@@ -44,9 +44,9 @@ def fill_scales(draw: Draw, x: Tensor, exact: bool, low: int = -2, high: int = 2
 def product(
     a: Tensor, b: Tensor, c: Tensor | None, dtype: torch.dtype, exact: bool, columns: int = SCALE_BLOCK
 ) -> tuple[Tensor, Tensor | None]:
-    """Give A @ B.T + C of FP64 numbers, rounded to D's type, and how far D may be from it; None means not at all.
+    """Return A @ B.T + C of FP64 numbers, rounded to D's type, and the allowed error of D (None: D must be equal).
 
-    Sums of `columns` columns are promoted by their scales.
+    The sum of each `columns` columns is promoted with its scales.
     """
     total = a @ b.mT
     if c is not None:
@@ -60,49 +60,49 @@ def product(
 
 
 class Weight(Part):
-    """A weight of a trial: its layout, contents, and the numbers it stands for. This one is FP8; fp4.py has another."""
+    """A weight of a trial: its layout, contents, and FP64 numbers. This weight is FP8; fp4.py has another one."""
 
     depths: ClassVar[int] = 16
-    """k is a multiple of this."""
+    """k is a multiple of this number."""
     columns: int = SCALE_BLOCK
     columns_of_a: int = SCALE_BLOCK
-    """Columns of A's scales beside it."""
+    """Columns for each scale of A."""
     of_a, of_b = USUAL
     faults: ClassVar[tuple[str, str, str]] = (VALUES, SCALES, SCALES)
     """Faults of values, of scales, and of A's scales."""
 
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
-        """State whether sums are exact, and the exponents of scales."""
+        """Set whether sums are exact, and the range of the scales' exponents."""
         self.draw, self.exact, self.low, self.high = draw, exact, low, high
 
     @property
     def recipes(self) -> dict[str, Any]:
-        """Give the keywords that state scales in a call, where the usual ones are not meant."""
+        """Return the keywords that describe scales in a call, if they are not the usual ones."""
         stated = {"recipe_a": tuple(self.of_a), "recipe_b": tuple(self.of_b)}
         return {} if (self.of_a, self.of_b) == USUAL else stated
 
     block: tuple[int, int] = (SCALE_BLOCK, SCALE_BLOCK)
-    """Rows and columns of a scale, as they are stated to a layer."""
+    """Rows and columns of a scale, as passed to a layer."""
     usual_beside: int = SCALE_BLOCK
-    """Columns of a scale of A in a layer without a statement."""
+    """Columns for each scale of A in a layer that is passed no `gran_k`."""
     is_open: bool = False
-    """Whether the shape of the scales may leave open which blocks they are for."""
+    """True: the shape of the scales may fit blocks of several sizes."""
 
     def said(self, is_stated: bool) -> dict[str, Any]:
-        """Give the keywords that state scales in a call of a layer."""
+        """Return the keywords that describe scales in a call of a layer."""
         of_rows = {} if self.columns_of_a == self.usual_beside else {"gran_k": self.columns_of_a}
         return of_rows | ({"recipe_b": self.block} if is_stated or self.is_open else {})
 
     def refused(self, is_stated: bool) -> str:
-        """Give the faults of its scales that a layer refuses: of another type or shape they may be valid too."""
+        """Return the faults of its scales that a layer refuses: scales of another type or shape may be valid."""
         return SCALES if is_stated else "device"
 
     def is_beside(self, other: Weight) -> None:
-        """Take from the other weight the facts that a layer is told once for both."""
+        """Copy from the other weight the facts that a layer receives once for both."""
         self.columns_of_a = other.columns_of_a
 
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
-        """Make room for a weight `[..., n, k]`, and for one scale of every `rows` rows."""
+        """Allocate a weight `[..., n, k]`, and one scale for every `rows` rows."""
         *outer, n, k = shape
         values = self.draw.matrix(shape, torch.float8_e4m3fn)
         return values, self.draw.scales((*outer, ceil_div(n, rows), ceil_div(k, SCALE_BLOCK)))
@@ -113,30 +113,30 @@ class Weight(Part):
         fill_scales(self.draw, sf, self.exact, self.low, self.high)
 
     def given(self, values: Tensor, sf: Tensor) -> tuple[Tensor, Tensor]:
-        """Give values and scales as a call takes them."""
+        """Return values and scales in the form of a call."""
         return values, sf
 
     def numbers(self, values: Tensor, sf: Tensor, rows: int = SCALE_BLOCK) -> Tensor:
-        """Give the FP64 numbers `[..., n, k]`."""
+        """Return the FP64 numbers `[..., n, k]`."""
         return spread(values, sf, rows)
 
 
 class OfFp8(Trial):
-    """The common part of products of FP8."""
+    """The common part of FP8 products."""
 
     exact: bool
     k: int
     make_weight: ClassVar[type[Weight]] = Weight
     turned: bool = False
-    """B is given as `[..., k, n]`."""
+    """True: B is passed as `[..., k, n]`."""
     turned_a: bool = False
-    """A is given as `[k, m]`."""
+    """True: A is passed as `[k, m]`."""
     rows_of_b: int = SCALE_BLOCK
     """Rows of B that share a scale."""
 
     @cached_property
     def weight(self) -> Weight:
-        """The weight of the trial, B."""
+        """Return the weight of the trial, B."""
         return self.make_weight(self.draw, self.exact)
 
     def drawn_depth(self, most: int) -> int:
@@ -144,13 +144,13 @@ class OfFp8(Trial):
         return self.draw.size(self.make_weight.depths, most, self.make_weight.depths)
 
     def room_of_a(self, *rows: int) -> dict[str, Tensor]:
-        """Room for A and its scales, as they are given."""
+        """Allocate A and its scales, in the form of the call."""
         a = self.draw.matrix((*rows, self.k), torch.float8_e4m3fn)
         sfa = self.draw.scales((*rows, ceil_div(self.k, self.weight.columns_of_a)))
         return {"a": a.mT, "sfa": sfa.mT} if self.turned_a else {"a": a, "sfa": sfa}
 
     def room_of_b(self, *rows: int) -> dict[str, Tensor]:
-        """Room for B and its scales, as they are given."""
+        """Allocate B and its scales, in the form of the call."""
         b, sfb = self.weight.room((*rows, self.k), self.rows_of_b)
         return {"b": b.mT, "sfb": sfb.mT} if self.turned else {"b": b, "sfb": sfb}
 
@@ -159,7 +159,7 @@ class OfFp8(Trial):
         return self.draw.flag(0.8)
 
     def fill(self) -> None:
-        """Draw all anew."""
+        """Draw everything anew."""
         self.fill_operands()
 
     def fill_operands(self) -> None:
@@ -170,11 +170,11 @@ class OfFp8(Trial):
         self.weight.fill(*((x["b"].mT, x["sfb"].mT) if self.turned else (x["b"], x["sfb"])))
 
     def given(self, x: Tensors) -> tuple[Any, Any]:
-        """Give A and B as a call takes them."""
+        """Return A and B in the form of a call."""
         return (x["a"], x["sfa"]), self.weight.given(x["b"], x["sfb"])
 
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """Give the FP64 numbers of A `[..., m, k]` and B `[..., n, k]`."""
+        """Return the FP64 numbers of A `[..., m, k]` and B `[..., n, k]`."""
         x = self.operands
         a, sfa = (x["a"].mT, x["sfa"].mT) if self.turned_a else (x["a"], x["sfa"])
         b, sfb = (x["b"].mT, x["sfb"].mT) if self.turned else (x["b"], x["sfb"])

@@ -1,4 +1,4 @@
-"""Deal rows to groups: ids, ends and counts, with empty groups and rows without a group."""
+"""Assigns rows to groups by ids, ends or counts, with empty groups and rows without a group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..draw import Draw
 
 
 def draw_ids(draw: Draw, m: int, groups: int) -> Tensor:
-    """Runs of any length, in any order; -1 among them."""
+    """Draw runs of equal ids with any lengths, in any order; some ids are -1."""
     ids: list[int] = []
     while len(ids) < m:
         ids += [draw.rng.randint(-1, groups - 1)] * draw.rng.choice((1, 7, 64, 128, 129, 300))
@@ -20,12 +20,12 @@ def draw_ids(draw: Draw, m: int, groups: int) -> Tensor:
 
 
 def draw_ends(draw: Draw, m: int, groups: int, alignment: int) -> Tensor:
-    """Draw where each group ends; it begins where the one before ends, aligned. Some are empty."""
+    """Draw the end of each group; a group begins at the aligned end of the previous one. Some groups are empty."""
     ends: list[int] = []
     end = 0
     for _ in range(groups):
         start = align(end, alignment)
-        if start <= m and draw.flag(0.8):  # else it is empty, and ends where the one before does
+        if start <= m and draw.flag(0.8):  # otherwise the group is empty, and ends where the previous one ends
             end = start + draw.rng.randint(0, (m - start) // 2)
         ends.append(end)
     return torch.tensor(ends, dtype=torch.int32, device=draw.device)
@@ -37,13 +37,13 @@ def draw_layout(draw: Draw, m: int, groups: int, alignment: int, by_ends: bool) 
 
 
 def draw_counts(draw: Draw, groups: int, max_m: int) -> Tensor:
-    """Rows of each group."""
+    """Draw the number of rows of each group."""
     counts = [draw.rng.choice((0, max_m, draw.rng.randint(0, max_m))) for _ in range(groups)]
     return torch.tensor(counts, dtype=torch.int32, device=draw.device)
 
 
 def ids_of_ends(ends: Tensor, m: int, alignment: int) -> Tensor:
-    """The group of each row, -1 for none."""
+    """Return the group of each row, or -1 for none."""
     ids, start = torch.full((m,), -1, dtype=torch.int32, device=ends.device), 0
     for group, end in enumerate(ends.tolist()):
         ids[start:end] = group
@@ -52,11 +52,11 @@ def ids_of_ends(ends: Tensor, m: int, alignment: int) -> Tensor:
 
 
 BLOCK_OF_IDS = 128
-"""Padding with ids is made zero within blocks of this many rows, whatever alignment is set."""
+"""With ids, padding is set to zero within blocks of this many rows, whatever alignment the user has set."""
 
 
 def rows_written(ids: Tensor, alignment: int, zero_padding: bool, by_ends: bool) -> Tensor:
-    """`[m, 1]`: rows of groups, and the padding that is made zero: always with ids."""
+    """Return `[m, 1]`: True for rows of groups, and for padding that is set to zero (always with ids)."""
     written = ids >= 0
     if (zero_padding or not by_ends) and len(ids):
         written = written | padding_rows(ids, alignment if by_ends else BLOCK_OF_IDS)

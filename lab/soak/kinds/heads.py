@@ -42,19 +42,19 @@ class Heads(fp8.OfFp8):
         self.outputs = {"d": draw.output((self.b, self.h, self.n), torch.bfloat16)}
 
     def fill(self) -> None:
-        """Draw all anew."""
+        """Draw everything anew."""
         super().fill()
         if self.adds:
             self.starts["d"] = self.draw.integers((self.b, self.h, self.n), -8, 8, torch.bfloat16)
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         expr = "bhd,hdr->bhr" if self.turned else "bhr,hdr->bhd"
         fp8_einsum(expr, *self.given(x), x["d"], x["d"] if self.adds else None)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Head by head."""
+        """Compute D head by head."""
         a, b = self.numbers()
         c = self.starts["d"].transpose(0, 1) if self.adds else None
         right, allowed = fp8.product(a.transpose(0, 1), b, c, torch.bfloat16, self.exact)

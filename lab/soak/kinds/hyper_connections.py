@@ -1,4 +1,4 @@
-"""The product ahead of the norm of hyper-connections. All sums are exact."""
+"""The product that precedes the norm of hyper-connections. All sums are exact."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class HcPrenorm(Trial):
         self.outputs["sqr_sum"] = squares
 
     def fill(self) -> None:
-        """Whole numbers."""
+        """Draw integers."""
         for x in self.operands.values():
             x.copy_(self.draw.integers(x.shape, -4, 4))
 
     def call(self, x: Tensors) -> Tensors:
-        """Both outputs are given."""
+        """Multiply into the two given outputs."""
         tf32_hc_prenorm_gemm(x["a"], x["b"], x["d"], x["sqr_sum"], self.splits)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Split by split."""
+        """Compute the outputs split by split."""
         products, squares = [], []
         for blocks in parts_of(self.k // BLOCK, self.splits or 1):
             ks = slice(blocks.start * BLOCK, blocks.stop * BLOCK)

@@ -24,7 +24,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def as_cast(x: Tensor, columns: int) -> Tensor:
-    """Give the FP64 numbers that a cast of x by rows makes, with a scale for `columns` columns; 0: of x in BF16."""
+    """Return the FP64 numbers of x after a cast by rows, with a scale for `columns` columns (0: x in BF16)."""
     if columns == 0:
         return x.bfloat16().double()
     return spread(*cast_blocks(x, Target(1, columns)), 1, columns)
@@ -50,11 +50,11 @@ class Linear(Trial):
         self.is_stated = draw.flag()
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Give the `faults` that this problem must refuse."""
+        """Return the `faults` that this problem must refuse."""
         return {**self.faults, "sfw": self.weight.refused(self.is_stated)}
 
     def fill(self) -> None:
-        """Normal numbers."""
+        """Draw normal numbers."""
         x = self.operands
         x["x"].copy_(self.draw.normal(x["x"].shape))
         self.weight.fill(x["w"], x["sfw"])
@@ -62,13 +62,13 @@ class Linear(Trial):
             x["bias"].copy_(self.draw.normal((self.n,)))
 
     def call(self, x: Tensors) -> Tensors:
-        """The output is given."""
+        """Compute the layer into the given output."""
         said = self.weight.said(self.is_stated)
         linear(x["x"], self.weight.given(x["w"], x["sfw"]), out=x["out"], bias=x.get("bias"), **said)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Compute the layer in FP64, of the numbers that the cast makes of x."""
+        """Compute the layer in FP64, from the numbers of x after its cast."""
         x = self.operands
         bias = x.get("bias")
         c = None if bias is None else bias.expand(self.m, self.n)
@@ -111,16 +111,16 @@ class Experts(Trial):
         self.is_stated = draw.flag()
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Give the `faults` that this problem must refuse."""
+        """Return the `faults` that this problem must refuse."""
         of_scales = {"sf" + name: weight.refused(self.is_stated) for name, weight in self.weights.items()}
         return {**self.faults, **of_scales, **dict.fromkeys(self.biases(self.operands), "shape device")}
 
     def biases(self, x: Tensors) -> dict[str, Tensor]:
-        """Give the biases among operands, by their names in a call."""
+        """Return the biases among operands, by their names in a call."""
         return {name: x[name] for name in ("w1_bias", "w2_bias") if name in x}
 
     def fill(self) -> None:
-        """Draw normal tokens, small whole weights, and routes; some routes go nowhere."""
+        """Draw normal tokens, small integer weights, and routes; some routes have no expert."""
         x, draw = self.operands, self.draw
         x["x"].copy_(draw.normal(x["x"].shape))
         x["topk_ids"].copy_(draw.integers(x["topk_ids"].shape, -1, self.experts - 1))
@@ -131,14 +131,14 @@ class Experts(Trial):
             bias.copy_(draw.normal(bias.shape))
 
     def call(self, x: Tensors) -> Tensors:
-        """The output is given."""
+        """Compute the layer into the given output."""
         w1, w2 = (weight.given(x["w" + name], x.get("sf" + name)) for name, weight in self.weights.items())
         said = self.weights["1"].said(self.is_stated) | self.biases(x)
         layers.experts(x["x"], x["topk_ids"], x["topk_weights"], w1, w2, out=x["out"], **said)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Expert by expert."""
+        """Compute the layer expert by expert."""
         x = self.operands
         w1, w2 = (weight.numbers(x["w" + name], x.get("sf" + name)) for name, weight in self.weights.items())
         columns, biases = self.weights["1"].columns_of_a, self.biases(x)
@@ -152,15 +152,15 @@ class Experts(Trial):
             hidden = silu_mul((tokens[at] @ w1[expert].t() + c1).bfloat16(), None)
             middle = as_cast(hidden, columns)
             total[at] += weight[at] * (middle @ w2[expert].t() + c2)
-            # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8, an eighth,
-            # and of BF16 by a few.
+            # Tensor cores cut off bits of the first product, so an activation may have an error of one FP8 step, an
+            # eighth, or of a few BF16 steps.
             size[at] += weight[at] * (middle.abs() @ w2[expert].abs().t() + abs(c2))
         allowed = size * (2.0**-3 if columns else 2.0**-5) + total.abs() * 2.0**-7 + 1e-6
         return {"out": Right(total, allowed)}
 
 
 class PlainWeight:
-    """A weight in BF16, by the methods of `fp8.Weight`. There are no scales."""
+    """A weight in BF16, without scales, with the methods of `fp8.Weight`."""
 
     depths = 8
     columns_of_a = 0
@@ -169,32 +169,32 @@ class PlainWeight:
         self.draw = draw
 
     def said(self, _: bool) -> dict[str, Any]:
-        """Give the keywords that state scales in a call."""
+        """Return the keywords that describe scales in a call: none."""
         return {}
 
     def refused(self, _: bool) -> str:
-        """Give the faults of scales that a layer refuses: there are no scales."""
+        """Return the faults of scales that a layer refuses: none, because there are no scales."""
         return ""
 
     def is_beside(self, other: PlainWeight) -> None:
-        """Take nothing from the other weight."""
+        """Do nothing: the weights share no facts."""
 
     def room(self, shape: Sequence[int]) -> tuple[Tensor, None]:
-        """Make room for it, either way round."""
+        """Allocate the weight, in either layout."""
         turned = self.draw.flag()
         x = self.draw.matrix((*shape[:-2], *((shape[-1], shape[-2]) if turned else shape[-2:])), torch.bfloat16)
         return x.mT if turned else x, None
 
     def fill(self, w: Tensor, _: None) -> None:
-        """Numbers that keep rows of a usual size."""
+        """Draw numbers for which rows keep their usual magnitude."""
         w.copy_(self.draw.normal(w.shape) / w.shape[-1] ** 0.5)
 
     def given(self, w: Tensor, _: None) -> Tensor:
-        """Give a weight unchanged."""
+        """Return a weight unchanged."""
         return w
 
     def numbers(self, w: Tensor, _: None) -> Tensor:
-        """The same in FP64."""
+        """Convert the weight to FP64."""
         return w.double()
 
 
@@ -205,7 +205,7 @@ class ExpertsBf16(Experts):
     make_weight = PlainWeight
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Give the `faults` that this problem must refuse: there are no scales."""
+        """Return the `faults` that this problem must refuse; scales have none."""
         return {name: faults for name, faults in super().refused_faults().items() if name in self.operands}
 
 
@@ -228,14 +228,14 @@ class Routing(Trial):
         self.outputs = {"out": draw.output((self.tokens, self.k), torch.bfloat16)}
 
     def fill(self) -> None:
-        """Whole numbers, so that sums are exact."""
+        """Draw integers, so that sums are exact."""
         x, draw = self.operands, self.draw
         x["x"].copy_(draw.integers(x["x"].shape, -4, 4))
         x["topk_ids"].copy_(draw.integers(x["topk_ids"].shape, -1, self.experts - 1))
         x["topk_weights"].copy_(draw.integers(x["topk_weights"].shape, -4, 4))
 
     def call(self, x: Tensors) -> Tensors:
-        """Rows are made, tokens gathered into them as they are and as FP8, and summed up again."""
+        """Make rows, gather tokens into them both unchanged and in FP8, and sum them up again."""
         rows = routing.expert_rows(x["topk_ids"], self.experts)
         values, sf = routing.gather_cast_to_fp8(x["x"], rows, gran_k=self.columns)
         y = x["x"].index_select(0, rows.token_of.clamp(min=0))
@@ -243,7 +243,7 @@ class Routing(Trial):
         return {"ends": rows.ends, "ids": rows.ids, "token_of": rows.token_of, "values": values, "scales": sf}
 
     def right(self) -> dict[str, Right]:
-        """Find the rows by a stable sort."""
+        """Compute the rows with a stable sort."""
         x = self.operands
         expert = x["topk_ids"].flatten().long()
         key = torch.where(expert < 0, self.experts, expert)

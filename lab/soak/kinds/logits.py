@@ -1,4 +1,4 @@
-"""The indexer's logits: of keys one behind another, and of keys in pages. All sums are exact."""
+"""The indexer's logits, for contiguous keys and for keys in pages. All sums are exact."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def weighted(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
 
 
 def heads_and_depth(draw: Draw) -> tuple[int, int]:
-    """Draw mostly the pairs of models, because each other pair is a kernel of its own that takes seconds to compile."""
+    """Draw mostly the pairs of models, because every other pair needs a new kernel that takes seconds to compile."""
     if draw.flag(0.85):
         return draw.rng.choice((32, 64)), 128
     return draw.rng.choice((8, 16, 32, 64)), draw.rng.choice((32, 64, 128))
@@ -53,7 +53,7 @@ class MqaLogits(Trial):
         }
 
     def fill(self) -> None:
-        """Ranges are causal, or anywhere: empty, crossed, and beyond the keys."""
+        """Draw causal ranges, or any ranges: empty, reversed, or beyond the keys."""
         x, draw = self.operands, self.draw
         fp8.fill_values(draw, x["q"], exact=True)
         fp8.fill_values(draw, x["k"], exact=True)
@@ -68,13 +68,13 @@ class MqaLogits(Trial):
                 x[name].copy_(draw.integers((self.tokens,), -edge, self.keys + edge, torch.int32))
 
     def call(self, x: Tensors) -> Tensors:
-        """The call makes the logits."""
+        """Compute the logits; the call makes them."""
         said = self.clean, self.columns, self.dtype
         operands = (x["q"], None), (x["k"], x["scales"]), x["weights"], x["starts"], x["ends"]
         return {"logits": indexer.fp8_fp4_mqa_logits(*operands, *said)}
 
     def right(self) -> dict[str, Right]:
-        """All logits at once; those outside of a range are -inf or undefined."""
+        """Compute all logits together; logits outside of a range are -inf or undefined."""
         x = self.operands
         logits = weighted(x["q"], x["k"], x["weights"]) * x["scales"]
         position = torch.arange(self.keys, device=logits.device)
@@ -121,7 +121,7 @@ class PagedLogits(Trial):
         }
 
     def fill(self) -> None:
-        """Pages lie anywhere; entries behind a context name no page."""
+        """Draw pages in a random order; table entries after a context name no page."""
         x, draw = self.operands, self.draw
         fp8.fill_values(draw, x["q"], exact=True)
         keys, bytes_of_keys = self.page * self.depth, 4 * self.page
@@ -141,13 +141,13 @@ class PagedLogits(Trial):
         x["table"].copy_(table.masked_fill(behind, -0x11111111))
 
     def call(self, x: Tensors) -> Tensors:
-        """The call makes the logits."""
+        """Compute the logits; the call makes them."""
         schedule = indexer.get_paged_mqa_logits_metadata(x["contexts"], self.page, get_num_sms())
         operands = (x["q"], None), x["cache"], x["weights"], x["contexts"], x["table"], schedule, self.columns
         return {"logits": indexer.fp8_fp4_paged_mqa_logits(*operands, logits_dtype=self.dtype)}
 
     def right(self) -> dict[str, Right]:
-        """Sequence by sequence."""
+        """Compute the logits sequence by sequence."""
         x, keys = self.operands, self.page * self.depth
         rows = self.sequences * self.next_n
         exact = torch.zeros(rows, self.columns, device=self.draw.device, dtype=torch.float32)
@@ -158,7 +158,7 @@ class PagedLogits(Trial):
             values = pages[:, :keys].reshape(-1, self.depth).view(FP8)[: self.columns]
             scales = pages[:, keys : keys + 4 * self.page].contiguous().view(torch.float32).reshape(-1)[: self.columns]
             at = slice(sequence * self.next_n, (sequence + 1) * self.next_n)
-            # Keys behind a context may be NaN; their logits are not compared.
+            # Keys after a context may be NaN; their logits are not compared.
             exact[at] = weighted(x["q"][sequence], values, x["weights"][at]) * scales
         written = torch.arange(self.columns, device=exact.device) < contexts.reshape(-1, 1)
         return {"logits": Right(exact, None, written)}

@@ -1,4 +1,4 @@
-"""Mega MoE of a process that is alone. On a Hopper GPU it goes the way of several: its own memory is a peer's."""
+"""Mega MoE of a single process. A Hopper GPU computes it as for several ranks, with its own memory as a peer's."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class MegaMoe(Trial):
         self.starts = {"counts": draw.integers((1, self.experts), 0, 1000, torch.int32)}
 
     def fill(self) -> None:
-        """Draw small whole tokens and weights, and routes; some routes go nowhere."""
+        """Draw small integer tokens and weights, and routes; some routes have no expert."""
         x, draw = self.operands, self.draw
         fp8.fill_values(draw, x["x"], exact=True)
         x["x_sf"].copy_(draw.powers_of_two(x["x_sf"].shape, -3, 0))
@@ -78,7 +78,7 @@ class MegaMoe(Trial):
             weight.fill(x[name], x["sf" + name])
 
     def call(self, x: Tensors) -> Tensors:
-        """The buffer is filled, as callers do, and the output is given."""
+        """Fill the buffer as callers do, and compute into the given output."""
         for name, target in zip(FILLED, self.buffer.tensors, strict=False):
             target[: self.tokens].copy_(x[name])
         counts = x["counts"]
@@ -92,12 +92,12 @@ class MegaMoe(Trial):
         fp8_mega_moe(y, l1, l2, self.buffer, counts, activation_clamp=self.limit)
 
     def first_weight(self, expert: int) -> Tensor:
-        """Give the FP64 numbers of an expert's first weight, the gate's rows first."""
+        """Return the FP64 numbers of an expert's first weight, with the gate's rows first."""
         x = self.operands
         return self.weights["l1"].numbers(gate_first(x["l1"][expert]), x["sfl1"][expert])
 
     def right(self) -> dict[str, Right]:
-        """Route by route."""
+        """Compute the output route by route."""
         x = self.operands
         tokens, ids = spread(x["x"], x["x_sf"], 1), x["topk_idx"]
         total = torch.zeros(self.tokens, self.hidden, dtype=torch.float64, device=tokens.device)
@@ -111,7 +111,7 @@ class MegaMoe(Trial):
             values, scales = cast_blocks(middle, Target(1, self.columns))
             cast = values.double() * scales.double().repeat_interleave(self.columns, 1)
             route = cast @ w2[expert].t()
-            # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8: an eighth.
+            # Tensor cores cut off bits of the first product, so an activation may be one FP8 step, an eighth, away.
             size = cast.abs() @ w2[expert].abs().t()
             total.index_add_(0, at, route)
             allowed.index_add_(0, at, size * 2.0**-3 + route.abs() * 2.0**-8)
@@ -123,7 +123,7 @@ class MegaMoe(Trial):
 
 
 def gate_first(l1: Tensor) -> Tensor:
-    """Give rows that are in turns as all rows of the gate, then all of up."""
+    """Reorder alternating rows: first all rows of gate, then all of up."""
     rows, hidden = l1.shape
     turns = l1.view(torch.uint8).view(rows // (2 * INTERLEAVED), 2, INTERLEAVED, hidden)
     return turns.transpose(0, 1).reshape(l1.shape).view(l1.dtype)

@@ -1,4 +1,4 @@
-"""FP8 products of groups of rows: contiguous, by ids or by ends, and masked."""
+"""FP8 products of groups of rows: contiguous rows, by ids or by ends, and masked rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .groups import draw_counts, draw_layout, ids_of_ends, rows_written
 def product_by_id(
     a: Tensor, b: Tensor, ids: Tensor, dtype: torch.dtype, exact: bool, columns: int = SCALE_BLOCK
 ) -> tuple[Tensor, Tensor | None]:
-    """Each row times its group's matrix; zeros for rows of none."""
+    """Multiply each row by its group's matrix; a row without a group becomes zero."""
     right = torch.zeros(len(a), b.shape[1], dtype=dtype, device=a.device)
     allowed = None if exact else torch.zeros(right.shape, dtype=torch.float64, device=a.device)
     for group in range(len(b)):
@@ -58,18 +58,18 @@ class Contiguous(fp8.OfFp8):
         self.alignment = get_mk_alignment_for_contiguous_layout()
 
     def fill(self) -> None:
-        """Draw all anew."""
+        """Draw everything anew."""
         super().fill()
         self.operands["layout"].copy_(draw_layout(self.draw, self.m, self.groups, self.alignment, self.by_ends))
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         said = {"use_psum_layout": self.by_ends, "ensure_zero_padding": self.zero_padding, **self.weight.recipes}
         self.calls[self.turned](*self.given(x), x["d"], x["layout"], **said)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Group by group."""
+        """Compute D group by group."""
         layout = self.operands["layout"]
         ids = ids_of_ends(layout, self.m, self.alignment) if self.by_ends else layout
         written = rows_written(ids, self.alignment, self.zero_padding, self.by_ends)
@@ -98,16 +98,16 @@ class Masked(fp8.OfFp8):
         self.outputs = {"d": draw.output((self.groups, self.max_m, self.n), self.dtype)}
 
     def fill(self) -> None:
-        """Draw all anew."""
+        """Draw everything anew."""
         super().fill()
         self.operands["masked_m"].copy_(draw_counts(self.draw, self.groups, self.max_m))
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         self.calls[0](*self.given(x), x["d"], x["masked_m"], self.expected_m, **self.weight.recipes)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """All rows; of each group only the first ones, by its count, are written."""
+        """Compute all rows; only the first rows of each group, up to its count, are written."""
         written = rows_of_counts(self.operands["masked_m"], self.max_m)[..., None]
         return {"d": Right(*fp8.product(*self.numbers(), None, self.dtype, self.exact, self.weight.columns), written)}

@@ -1,4 +1,4 @@
-"""Products into the parts of heads, where the middle must stay as it is."""
+"""Products that write parts of heads; the middle of each head must stay unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SkipHeadMid(fp8.OfFp8):
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Give the whole product, its columns moved to their places in D."""
+        """Compute the whole product, with its columns moved to their positions in D."""
         columns = self.left + self.right_part
         product, allowed = fp8.product(*self.numbers(), None, torch.bfloat16, self.exact)
         column = torch.arange(product.shape[1], device=product.device)

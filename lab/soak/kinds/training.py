@@ -1,4 +1,4 @@
-"""Steps of layers that are trained: results, and gradients of everything."""
+"""Training steps of layers: results, and gradients of everything."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .layers import TYPES, as_cast
 
 ROUTES = "topk_ids"
 MOST_ERROR = 0.3
-"""The largest allowed error, as a part of the norm of a token's, or of an expert's, numbers.
+"""The largest allowed error, relative to the norm of a token's or an expert's numbers.
 
-Six casts err by 0.063 together (`TYPICAL_OF_EXPERTS` of the tests); casts of few features, some of them cancelling,
-err several times as much.
+Six casts have an error of 0.063 together (`TYPICAL_OF_EXPERTS` of the tests); casts of few features that partly
+cancel have an error several times larger.
 """
 
 
@@ -39,7 +39,7 @@ class Step(Trial):
         self.keeps_casts = draw.flag(0.3)
 
     def fill(self) -> None:
-        """Draw normal numbers, and weights whose products are normal again."""
+        """Draw normal numbers, and weights that keep products normal."""
         for name, x in self.operands.items():
             if x.is_floating_point():
                 x.copy_(self.draw.normal(x.shape) / (sqrt(x.shape[-1]) if name in self.weights else 1))
@@ -76,7 +76,7 @@ class LinearStep(Step):
         }
 
     def right(self) -> dict[str, Right]:
-        """Three products in FP64 of the numbers that casts make."""
+        """Compute three products in FP64, from the numbers after the casts."""
         x, weight, grad = self.operands.values()
 
         def cast(operand: torch.Tensor) -> torch.Tensor:
@@ -118,14 +118,14 @@ class ExpertsStep(Step):
         }
 
     def fill(self) -> None:
-        """Draw routes; some go nowhere."""
+        """Draw routes; some have no expert."""
         super().fill()
         self.operands[ROUTES].copy_(self.draw.integers((self.tokens, self.topk), -1, self.experts - 1))
-        # Weights of one sign: an expert that a token has twice does not cancel itself.
+        # Weights have one sign, so that an expert that a token has twice does not cancel itself.
         self.operands["topk_weights"].copy_(self.draw.powers_of_two((self.tokens, self.topk), -3, 0))
 
     def right(self) -> dict[str, Right]:
-        """By torch in FP64, of the numbers themselves."""
+        """Compute by torch in FP64, from the numbers before any cast."""
         leaves = {name: x.double().requires_grad_() for name, x in self.operands.items() if name != ROUTES}
         grad = leaves.pop("grad").detach()
         x, p, w1, w2 = leaves.values()

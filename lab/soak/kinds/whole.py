@@ -1,4 +1,4 @@
-"""FP8 products with scales of all of k on a side or both, and with biases: dense, of rows by ids or ends, counted."""
+"""FP8 products with one scale for all of k in A, B or both, and biases: dense; rows by ids or ends; counted rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .groups import ids_of_ends
 
 SIDES = ((WHOLE, WHOLE), (WHOLE, WHOLE), (WHOLE, PER_BLOCK), (PER_ROW, WHOLE), (WHOLE, PER_ROW))
 LONGEST = 4096
-"""No k is longer."""
+"""The largest k."""
 
 
 class WholeWeight(fp8.Weight):
-    """A weight with a scale for each row, or beside such scales of A. Sums are exact."""
+    """A weight with a scale for each row, or for an A with such scales. Sums are exact."""
 
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
         super().__init__(draw, exact, low, high)
@@ -32,17 +32,17 @@ class WholeWeight(fp8.Weight):
         self.columns_of_a = self.of_a.columns or LONGEST
 
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
-        """Room for a weight `[..., n, k]` and its scales."""
+        """Allocate a weight `[..., n, k]` and its scales."""
         values, sf = super().room(shape, self.of_b.rows)
         return values, sf if self.of_b.columns else self.draw.scales((*shape[:-1], 1))
 
     def numbers(self, values: Tensor, sf: Tensor, rows: int = SCALE_BLOCK) -> Tensor:
-        """Give the FP64 numbers `[..., n, k]`."""
+        """Return the FP64 numbers `[..., n, k]`."""
         return spread(values, sf, self.of_b.rows, self.of_b.columns or LONGEST)
 
 
 class LayerWeight(WholeWeight):
-    """A weight of a layer with a scale for each row."""
+    """A layer's weight with a scale for each row."""
 
     block, usual_beside = (WHOLE.rows, WHOLE.columns), LONGEST
 
@@ -67,28 +67,28 @@ class ExpertsWhole(layers.Experts):
 
 
 class OfWhole(fp8.OfFp8):
-    """The common part of products. Biases are whole numbers, so that sums with them are exact too."""
+    """The common part of products with such scales. Biases are integers, so that sums with them are exact too."""
 
     make_weight: ClassVar[type[fp8.Weight]] = WholeWeight
 
     def drawn_exactness(self) -> bool:
-        """Sums are exact."""
+        """Choose exact sums always."""
         return True
 
     def add_bias(self, *shape: int) -> None:
-        """Make room for a bias, in half of all trials."""
+        """Allocate a bias, in half of all trials."""
         if self.draw.flag():
             self.operands["bias"] = self.draw.integers(shape, -9, 9)
 
     def fill(self) -> None:
-        """Draw all anew."""
+        """Draw everything anew."""
         super().fill()
         if "bias" in self.operands:
             self.operands["bias"].copy_(self.draw.integers(self.operands["bias"].shape, -9, 9))
 
 
 class DenseWhole(OfWhole, dense.Dense):
-    """`fp8_gemm_nt` and its relatives. A bias takes the place of C."""
+    """`fp8_gemm_nt` and its relatives. A bias replaces C."""
 
     kind = "fp8_gemm_whole"
     has_rows: ClassVar[bool] = False
@@ -99,11 +99,11 @@ class DenseWhole(OfWhole, dense.Dense):
             self.add_bias(self.n)
 
     def refused_faults(self) -> Mapping[str, str]:
-        """A turned B may be copied, wherever it is."""
+        """Return the faults: a turned B may be copied, so any address is right."""
         return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         c = {"c": x.get("c"), "d": x["d"], None: x.get("bias")}[self.c]
         self.calls[self.major](*self.given(x), x["d"], c, **self.weight.recipes)
         return {}
@@ -124,13 +124,13 @@ class ContiguousWhole(OfWhole, rows.Contiguous):
         self.add_bias(self.groups, self.n)
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         said = {"use_psum_layout": self.by_ends, "ensure_zero_padding": self.zero_padding, **self.weight.recipes}
         self.calls[self.turned](*self.given(x), x["d"], x["layout"], bias=x.get("bias"), **said)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Group by group."""
+        """Compute D group by group."""
         right, bias = super().right()["d"], self.operands.get("bias")
         if bias is None:
             return {"d": right}
@@ -154,13 +154,13 @@ class MaskedWhole(OfWhole, rows.Masked):
         self.add_bias(self.groups, self.n)
 
     def call(self, x: Tensors) -> Tensors:
-        """D is given."""
+        """Multiply into the given D."""
         more = {"bias": x.get("bias"), **self.weight.recipes}
         self.calls[0](*self.given(x), x["d"], x["masked_m"], self.expected_m, **more)
         return {}
 
     def right(self) -> dict[str, Right]:
-        """Give all rows; the first rows of each group are written."""
+        """Compute all rows; only the first rows of each group are written."""
         right, bias = super().right()["d"], self.operands.get("bias")
         a, b = self.numbers()
         total = a @ b.mT + (0 if bias is None else bias[:, None].double())

@@ -11,7 +11,7 @@ inline void recheck_cluster_barrier(Cluster* cluster) {
   wake(cluster->waiting);
 }
 
-// The CTA of that rank. It must be known to have started, and must not have exited.
+// Returns the CTA with that rank. It must be known to have started, and must not have exited.
 inline Cta* peer(uint32_t rank, const char* what) {
   Cluster* cluster = self->cta->cluster;
   if (rank >= cluster->ctas.size())
@@ -61,7 +61,7 @@ void cluster_sync() {
   cluster_wait();
 }
 
-// For inspection only: the simulator's remote accesses take (pointer, rank).
+// For inspection only: the simulator's remote accesses take a pointer and a rank.
 uint32_t mapa(const void* pointer, uint32_t rank) { return rank << 24 | (smem_address(pointer) & 0xffffff); }
 
 }  // namespace ptx

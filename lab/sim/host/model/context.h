@@ -44,7 +44,7 @@ sim_switch:
 inline void switch_context(Context& from, Context& to) { sim_switch(&from.stack_pointer, to.stack_pointer); }
 
 inline void prepare_context(Context& context, uint8_t* stack, size_t bytes, void (*entry)()) {
-  // The stack as if `entry` had been called: 16-byte alignment minus the return address, and six registers below it.
+  // Makes the stack look as if `entry` had been called: aligned to 16 bytes minus the return address, six registers below.
   auto** top = reinterpret_cast<void**>(stack + bytes) - 2;
   *top = reinterpret_cast<void*>(entry);
   for (int i = 1; i <= 6; ++i) top[-i] = nullptr;
@@ -69,7 +69,7 @@ inline void prepare_context(Context& context, uint8_t* stack, size_t bytes, void
 
 constexpr size_t kStackBytes = 256 << 10;
 
-// The stacks of a launch's fibers. Below each is a page that faults on overflow.
+// The stacks of a launch's fibers. A page below each stack faults on overflow.
 class Stacks {
  public:
   explicit Stacks(size_t count) : bytes_(count * kStackBytes) {

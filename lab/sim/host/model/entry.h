@@ -1,4 +1,4 @@
-// Compiled with each kernel: how the model calls it. <utility> would take a fifth of the time of a small kernel.
+// Compiled with each kernel, so that the model can call it. Including <utility> would take a fifth of a small kernel's time.
 #pragma once
 #include <stddef.h>
 
@@ -13,7 +13,7 @@ struct Call {
 
 template <typename... Parameters>
 void call(void (*kernel)(Parameters...), void** arguments) {
-  Call{kernel, *static_cast<Parameters*>(*arguments++)...};  // in braces: from left to right
+  Call{kernel, *static_cast<Parameters*>(*arguments++)...};  // in braces, which evaluate from left to right
 }
 
 template <typename... Parameters>

@@ -1,4 +1,4 @@
-// Global memory: only registered buffers exist. Every access is checked, even if its value is not used.
+// Global memory: only registered buffers exist. Every access is checked, even if the kernel does not use its value.
 #pragma once
 #include <cmath>
 
@@ -85,7 +85,7 @@ void global_store(void* pointer, const T& value, const char* what) {
   store_bytes(global_access(pointer, sizeof(T), true, what), &value, sizeof(T), false);
 }
 
-// `order` updates the knowledge of the word's users, in the same step in which the word changes.
+// `order` updates the knowledge of the threads that use the word, in the same step in which the word changes.
 template <typename Order>
 uint32_t add_at_once(uint32_t* pointer, uint32_t value, const Order& order) {
   yield();
@@ -135,7 +135,7 @@ uint32_t atom_add(uint32_t* p, uint32_t value) {
 uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) {
   return sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known), sim::learn(known); });
 }
-// Two ranks stand for two kernels on one GPU here.
+// Here two ranks represent two kernels on one GPU.
 void red_release_gpu_add_b32(uint32_t* p, uint32_t value) {
   sim::add_at_once(p, value, [p](sim::Known& known) {
     if (!machine->launch.other_ranks) return;
@@ -165,7 +165,7 @@ float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float mul_rn(float a, float b) { return a * b; }
 float add_rn(float a, float b) { return a + b; }
-// The hardware's results may be a unit or two in the last place away.
+// The hardware's results may differ by a unit or two in the last place.
 float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
 float ex2_approx(float x) { return flush_to_zero(std::exp2(x)); }
 float rcp_approx(float x) { return flush_to_zero(1.f / flush_to_zero(x)); }
@@ -216,7 +216,7 @@ uint32_t pack_bf16(float low, float high) {
   const auto round = [](float value) -> uint32_t {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // cvt's NaN
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // the NaN of cvt
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   };
   return round(low) | round(high) << 16;

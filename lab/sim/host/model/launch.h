@@ -1,11 +1,11 @@
-// A launch. As on a GPU with `num_sms` SMs, a new cluster takes the place of one that has ended.
+// A launch. As on a GPU with `num_sms` SMs, a new cluster starts when another one ends.
 #pragma once
 #include "cp_async.h"
 #include "mma.h"
 #include "tma.h"
 #include "wgmma.h"
 
-// Generated beside the kernel: calls it with arguments from an array of pointers.
+// Generated with the kernel: calls it with arguments from an array of pointers.
 extern "C" void sim_call_kernel(void** arguments);
 
 namespace sim {
@@ -19,7 +19,7 @@ inline std::vector<Bounds>& all_bounds() {
 }
 LaunchBounds::LaunchBounds(uint32_t threads, uint32_t min_blocks) { all_bounds().push_back({threads, min_blocks}); }
 
-// Same order as SCHEDULES in lab/sim/library.py.
+// In the order of SCHEDULES in lab/sim/library.py.
 enum Schedule {
   kEven,
   kSlowCta,
@@ -127,7 +127,7 @@ inline void start_cluster(size_t place) {
     const Bounds& bounds = all_bounds().back();
     for (Warp& warp : cta->warps) {
       warp.elected = random_below(kLanes);
-      // The most that the compiler may give each thread. setmaxnreg moves these registers between warps.
+      // The most registers that the compiler may give each thread. setmaxnreg moves these registers between warps.
       warp.registers = std::min(kRegistersPerSm / (bounds.threads * bounds.min_blocks) / 8 * 8, 248u);
     }
     for (uint32_t thread = 0; thread < launch.threads; ++thread) {
@@ -208,7 +208,7 @@ inline void run(const Launch& launch) {
 
 }  // namespace sim
 
-// Returns null if all went well, else an error message.
+// Returns null on success, else an error message.
 extern "C" __attribute__((visibility("default"))) const char* sim_run(const sim::Launch* launch, sim::Stats* stats) {
   static std::string message;
   message.clear();

@@ -19,7 +19,7 @@
 
 namespace sim {
 
-// A block's shared memory begins here in the shared window, as on the GPU. The first KiB belongs to the system.
+// A block's shared memory begins at this address of the shared window, as on the GPU. The system uses the first KiB.
 constexpr uint32_t kSharedBase = 1024;
 constexpr uint32_t kSharedLimit = 232448;
 constexpr uint32_t kLanes = 32;
@@ -31,7 +31,7 @@ struct Cta;
 struct Cluster;
 using WaitList = std::vector<Fiber*>;
 
-// The event that a fiber waits for. The text is built only if it is needed.
+// The event that a fiber waits for. `details` is called only for a report.
 struct Wait {
   const char* what = nullptr;
   std::function<std::string()> details;
@@ -41,8 +41,8 @@ struct Range {
   uint32_t offset, bytes;
 };
 
-// A write of st.async in a phase of an mbarrier, by the generic proxy. Ordinary loads see it after a wait; TMA and
-// WGMMA see it only after a fence too, by a thread that has waited.
+// A write of st.async during a phase of an mbarrier, by the generic proxy. After a wait, ordinary loads see it. TMA and
+// WGMMA see it only if a thread that has waited also runs a fence.
 struct Sent {
   uint64_t phase;
   Range range;
@@ -53,25 +53,25 @@ struct Sent {
 struct Mbarrier {
   uint32_t offset;  // in shared memory
   uint32_t expected, pending;
-  int64_t bytes = 0;  // announced but not yet landed
+  int64_t bytes = 0;  // announced, but not yet arrived
   uint64_t phase = 0;
   bool is_fenced = false;
   WaitList waiting;
-  // Landed by TMA in a phase, but not yet visible to ordinary loads, because no thread has waited.
+  // Data that TMA has written in a phase, but that ordinary loads cannot see yet, because no thread has waited.
   std::vector<std::pair<uint64_t, Range>> landed;
   std::vector<Sent> sent;
 };
 
-// True values of accumulators while the kernel's own registers are poisoned.
+// The true values of accumulators, while the kernel's registers are poisoned.
 struct Accumulators {
   uint32_t count = 0;       // per lane
-  uint32_t saved = 0;       // mask of the lanes whose values are here
+  uint32_t saved = 0;       // mask of the lanes whose values are saved here
   uint64_t last_product = 0;
   float* registers[kLanes];
-  std::vector<float> values;  // lane after lane
+  std::vector<float> values;  // by lane
 };
 
-// The operands of a WGMMA: 32 bytes along k of each, of the type and majors that the instruction names.
+// The operands of a WGMMA: 32 bytes of each along k, with the type and the majors from the instruction.
 struct ProductKind {
   const char* name;
   bool is_bf16, a_is_mn_major, b_is_mn_major;
@@ -83,22 +83,22 @@ struct ProductKind {
 };
 inline constexpr ProductKind kE4m3OfRegisters{"wgmma_registers_m64k32_e4m3", false, false, false, true};
 
-// A warp's part of one WGMMA: 16 rows.
+// One warp's part of a WGMMA: 16 rows.
 struct Product {
   Accumulators* d;
   ProductKind kind;
   uint32_t n;
   uint64_t descriptor_a, descriptor_b;
   bool accumulate;
-  uint64_t number;  // the warp's count of products
-  uint32_t registers[4][kLanes] = {};  // A, if the lanes have it
+  uint64_t number;  // number of products of the warp so far
+  uint32_t registers[4][kLanes] = {};  // A, if it is in the lanes' registers
 };
 
-// For each place for a fiber: how many of its stores to peers a thread knows of.
+// A thread's knowledge: for each place of a fiber, the number of its stores to peers that the thread knows of.
 using Known = std::vector<uint64_t>;
 
 struct Warp {
-  // The operation that the lanes gather at. Two generations of values: slow lanes may still read the last generation.
+  // The operation at which the lanes meet. Values of two generations, because slow lanes may still read the older one.
   const char* operation = nullptr;
   uint32_t arrived = 0, exited = 0;
   uint64_t generation = 0;
@@ -109,11 +109,11 @@ struct Warp {
   uint32_t elected = 0;
   uint32_t registers = 0;
 
-  uint64_t issued = 0;            // products
+  uint64_t issued = 0;            // number of products
   std::deque<Product> products;   // issued but not executed
-  std::deque<uint64_t> groups;    // `issued` at each commit that is not waited for yet
+  std::deque<uint64_t> groups;    // the value of `issued` at each commit that no wait has covered
   std::map<float*, Accumulators> in_flight;   // by lane 0's registers
-  std::map<float*, uint64_t> handed_back;     // by lane 0's registers: `fences` when they were handed back
+  std::map<float*, uint64_t> handed_back;     // by lane 0's registers: the value of `fences` when the kernel got them back
   uint64_t fences = 0;
 };
 
@@ -128,7 +128,7 @@ struct Warpgroup {
   WaitList waiting;
 };
 
-// A store to another rank's memory, on its way.
+// A store to another rank's memory that has not arrived yet.
 struct PeerStore {
   uint64_t address;
   uint32_t size;
@@ -139,7 +139,7 @@ struct PeerStore {
 
 struct NamedBarrier {
   uint32_t threads = 0, arrived = 0;
-  Known known[2];  // of the threads that arrive at even and at odd generations
+  Known known[2];  // of the threads that arrive in even and in odd generations
   uint64_t generation = 0;
   WaitList waiting;
 };
@@ -147,17 +147,17 @@ struct NamedBarrier {
 struct Cta {
   uint32_t index, rank;
   Cluster* cluster;
-  uint8_t* generic;  // what ordinary loads and stores see
-  uint8_t* async;    // what TMA and WGMMA see
+  uint8_t* generic;  // the bytes that ordinary loads and stores see
+  uint8_t* async;    // the bytes that TMA and WGMMA see
   uint32_t live_threads;
   uint32_t free_registers = 0;
   uint32_t loads_in_flight = 0;
-  bool dependency_resolved = false;  // griddepcontrol.wait
+  bool dependency_resolved = false;  // griddepcontrol.wait has returned
   std::vector<std::unique_ptr<Mbarrier>> mbarriers;
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   NamedBarrier named[kNamedBarriers];
-  bool agreed[2] = {};  // whether all of a generation passed true to syncthreads_and; the next has the other place
+  bool agreed[2] = {};  // true if all of a generation passed true to syncthreads_and; even, odd generations
   WaitList waiting_for_registers;
 };
 
@@ -168,13 +168,13 @@ struct Cluster {
   WaitList waiting;
 };
 
-// TMA stores of one commit: stores that have yet to read shared memory, and stores that have yet to write.
+// The TMA stores of one commit: how many must still read shared memory, and how many must still write.
 struct StoreGroup {
   uint32_t unread = 0, unwritten = 0;
   WaitList waiting;
 };
 
-// A cp.async: bytes for shared memory.
+// A cp.async: bytes to write to shared memory.
 struct Copy {
   uint32_t offset;
   uint8_t bytes[16];
@@ -186,14 +186,14 @@ struct Fiber {
   uint32_t thread = 0;
   bool is_done = false, is_slow = false, is_polling = false;
   Wait wait;
-  std::vector<Range> unfenced;  // generic writes not yet visible to the async proxy
+  std::vector<Range> unfenced;  // generic writes that the async proxy cannot see yet
   std::vector<Mbarrier*> unfenced_barriers;
   std::vector<std::function<void(std::shared_ptr<StoreGroup>)>> uncommitted;
-  std::vector<Copy> copies;  // issued but not waited for
+  std::vector<Copy> copies;  // issued, but no wait has covered them
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::vector<const void*> unreleased_maps;  // tensor maps that this thread has written
-  std::set<const void*> acquired_maps;       // maps made by kernels that this thread may use
-  uint64_t fenced = 0;       // `acquired` at its last fence for TMA's loads from global memory
+  std::set<const void*> acquired_maps;       // maps from kernels that this thread may use
+  uint64_t fenced = 0;       // the value of `acquired` at its last fence for TMA's loads from global memory
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
   Known known;
@@ -203,11 +203,11 @@ struct Fiber {
   Warpgroup& warpgroup() const { return cta->warpgroups[thread / 128]; }
 };
 
-// An event that happens later, without a thread.
+// An event at a later time, without a thread.
 struct Event {
   uint64_t due, order;
   std::function<void()> run;
-  bool operator<(const Event& other) const {  // std::priority_queue pops the greatest, so the earliest must be that
+  bool operator<(const Event& other) const {  // std::priority_queue pops the greatest, so the earliest must compare greatest
     return due != other.due ? due > other.due : order > other.order;
   }
 };
@@ -223,18 +223,18 @@ struct Machine {
   uint32_t next_cta = 0;
   std::vector<Fiber> fibers;
   std::vector<Fiber*> ready;
-  std::vector<uint64_t> stored;                                                   // by place for a fiber
+  std::vector<uint64_t> stored;                                                   // by place of a fiber
   std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
-  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of a word's last one
-  uint64_t acquired = 0;                                                          // times that a load acquired
-  std::unordered_map<uint64_t, uint64_t> acquired_at;                             // of a peer's word
-  std::map<const void*, Known> counted;                                           // at words of atomics that release
+  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of the last store to a word
+  uint64_t acquired = 0;                                                          // number of loads that acquired
+  std::unordered_map<uint64_t, uint64_t> acquired_at;                             // the value of `acquired` by a peer's word
+  std::map<const void*, Known> counted;                                           // at words of releasing atomics
   uint32_t ready_polling = 0;
-  bool waits_for_rank = false;  // a thread asks for a word of another rank, which has the next turn perhaps
+  bool waits_for_rank = false;  // a thread polls a word of another rank, which may need the next turn
   std::priority_queue<Event> events;
-  bool is_ahead_over = false, is_end_of_ahead_due = false;  // the kernel ahead, if this one is launched as its dependent
+  bool is_ahead_over = false, is_end_of_ahead_due = false;  // of the previous kernel, if this one is its dependent launch
   WaitList waiting_for_ahead;
-  std::map<const void*, uint32_t> maps_in_use;  // how many pieces of loads in flight use each
+  std::map<const void*, uint32_t> maps_in_use;  // number of pieces of loads in flight that use each map
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Cta>> ctas;
   Context scheduler;

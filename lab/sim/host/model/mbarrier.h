@@ -1,12 +1,12 @@
-// mbarriers. The 8 bytes in shared memory hold a mark and an index, so that overwriting a barrier is noticed at its
-// next use.
+// mbarriers. The 8 bytes in shared memory hold a mark and an index, so that the next use of a barrier detects that its
+// bytes were overwritten.
 #pragma once
 #include "cluster.h"
 
 namespace sim {
 
 constexpr uint32_t kMbarrierMark = 0x6d626172;
-constexpr uint32_t kMbarrierMaximum = (1 << 20) - 1;  // arrivals, and bytes (PTX ISA, "tx-count")
+constexpr uint32_t kMbarrierMaximum = (1 << 20) - 1;  // for arrivals, and for bytes (PTX ISA, "tx-count")
 
 inline std::string at(uint32_t offset) { return "the mbarrier at shared-memory offset " + text(offset); }
 
@@ -58,7 +58,7 @@ inline std::string describe(const Mbarrier& barrier, uint32_t parity) {
 
 inline bool is_over(const Mbarrier& barrier, uint32_t parity) { return (barrier.phase & 1) != parity; }
 
-// A thread that has seen a phase end may read what landed in it.
+// Lets a thread that has seen a phase end read the data that arrived in it.
 inline void show_landed(Cta* cta, Mbarrier& barrier) {
   auto& landed = barrier.landed;
   for (size_t i = 0; i < landed.size();) {
@@ -91,7 +91,7 @@ inline bool ask(uint64_t* pointer, uint32_t parity, const char* what) {
   if (parity > 1) fail(std::string(what) + ": parity " + text(parity) + "; it is 0 or 1");
   Mbarrier& barrier = mbarrier_of(pointer, what);
   poll({"asks for the end of", [&barrier, parity] { return describe(barrier, parity); }});
-  // A barrier may answer late, but not in every run: a vote of 32 lanes that may each miss the answer rarely passes.
+  // A barrier may answer late, but not in every run: a vote of 32 lanes that each may miss the answer rarely succeeds.
   if (!is_over(barrier, parity) || (machine->bias.late_answers && one_in(4))) return false;
   show_landed(self->cta, barrier);
   return true;

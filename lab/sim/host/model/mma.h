@@ -1,11 +1,11 @@
-// mma.sync; a warp's lanes share its fragments. Products are exact; their sum with the accumulator is rounded once.
+// mma.sync. A warp's lanes share its fragments. Products are exact; their sum with the accumulator is rounded once.
 #pragma once
 #include "warps.h"
 
 namespace ptx {
 
 void mma_m16n8k8_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  uint32_t a[4][kLanes], b[2][kLanes];  // a pair of the fragments' registers at a time
+  uint32_t a[4][kLanes], b[2][kLanes];  // lanes exchange two registers of the fragments at a time
   const auto share = [](uint32_t first, uint32_t second, uint32_t* of_first, uint32_t* of_second) {
     const uint64_t* values = gather("mma_m16n8k8_tf32", first | static_cast<uint64_t>(second) << 32);
     for (uint32_t lane = 0; lane < kLanes; ++lane)

@@ -1,9 +1,9 @@
-// Memory of other ranks. A store there lands late, and out of order. Through barriers and counts a thread learns of
-// other threads' stores, and a release lands behind all stores that its thread knows of. Landed bytes are news: an
-// ordinary load of their rank may read them only after a load with acquire has read a flag that the same peer released.
+// Memory of other ranks. Stores to it arrive late, and out of order. Through barriers and counts a thread learns of other
+// threads' stores, and a release arrives after all stores that its thread knows of. Arrived bytes are news: an ordinary
+// load of the owner may read them only after a load with acquire has read a flag that the same peer released.
 //
-// The other way round, a peer may read a store of this rank to its own memory if a thread that knew of the store has
-// released a flag there, and the peer has acquired it.
+// In the other direction, a peer may read a store of this rank to its own memory if a thread that knew of the store has
+// released a flag there, and the peer has acquired the flag.
 #pragma once
 #include "scheduler.h"
 
@@ -49,8 +49,8 @@ inline void check_not_held(const Buffer& buffer, uint64_t address, uint32_t size
            text(buffer.rank) + " has written: it has released no flag behind that which this rank has acquired");
 }
 
-// Whether TMA may read a word as its rank wrote it: that has been released and acquired, and behind that this thread fenced, as TMA
-// reads through another proxy. Boxes may hang out over words that no thread uses, so a load of others is no mistake by itself.
+// Tells whether TMA may read a word as its rank wrote it: the word was released and acquired, and this thread ran a fence later,
+// because TMA reads through another proxy. A box may contain words that no thread uses, so a load of other words is no mistake.
 inline bool is_known_to_tma(const Buffer& buffer, uint64_t address) {
   if (!is_of_peer(buffer) || !buffer.held) return true;
   if (buffer.held[(address - buffer.base) / 4] & bit_of(machine->launch.rank)) return false;
@@ -58,7 +58,7 @@ inline bool is_known_to_tma(const Buffer& buffer, uint64_t address) {
   return acquired == machine->acquired_at.end() || self->fenced >= acquired->second;
 }
 
-// Notes a store of this rank to its own memory.
+// Records a store of this rank to its own memory.
 inline void hold(const Buffer& buffer, uint64_t address, uint32_t size, size_t place) {
   if (!machine->launch.other_ranks || !buffer.held) return;
   const uint64_t word = (address - buffer.base) / 4, words = (size + 3) / 4;
@@ -102,7 +102,7 @@ inline void acquire(const Buffer& buffer, uint64_t address) {
   }
 }
 
-// Returns a thread's knowledge, with all stores of its own so far.
+// Returns a thread's knowledge, including all its own stores so far.
 inline const Known& known_of(Fiber& fiber) {
   const size_t place = static_cast<size_t>(&fiber - machine->fibers.data());
   if (fiber.known.size() <= place) fiber.known.resize(place + 1);
@@ -110,7 +110,7 @@ inline const Known& known_of(Fiber& fiber) {
   return fiber.known;
 }
 
-// Adds this thread's knowledge to `known`; other threads learn from there.
+// Adds this thread's knowledge to `known`, from which other threads learn.
 inline void tell(Known& known) {
   if (machine->launch.other_ranks) join(known, known_of(*self));
 }

@@ -1,4 +1,4 @@
-// Decides which fiber runs next, runs events in between, and reports when nothing can run any more.
+// Decides which fiber runs next, runs events in between, and reports when nothing can continue.
 #pragma once
 #include "machine.h"
 
@@ -21,7 +21,7 @@ inline std::string name_of(const Fiber& fiber) {
   return "CTA " + text(fiber.cta->index) + ", warp " + text(fiber.thread / kLanes) + ", lane " + text(fiber.lane());
 }
 
-// The kernel broke a rule of the hardware.
+// Reports that the kernel broke a rule of the hardware.
 [[noreturn]] inline void fail(const std::string& what) { throw Failure{self ? name_of(*self) + ": " + what : what}; }
 
 inline void to_scheduler() {
@@ -34,7 +34,7 @@ inline void make_ready(Fiber* fiber) {
   machine->ready_polling += fiber->is_polling;
 }
 
-// Other threads may run here. Every operation that they could notice calls it.
+// Lets other threads run. Every operation that other threads could notice calls it.
 inline void yield() {
   if (one_in(8)) {
     make_ready(self);
@@ -68,7 +68,7 @@ inline void later(uint32_t delay, std::function<void()> run) {
   machine->events.push({machine->now + random_below(delay) + 1, machine->events_made++, std::move(run)});
 }
 
-// The bits of a mask as a list behind a word: "warps 0-7,11", "lane 3".
+// Writes the bits of a mask as a list after a word: "warps 0-7,11", "lane 3".
 inline std::string list_bits(const char* word, uint32_t mask) {
   std::string list;
   for (uint32_t first = 0; first < 32; ++first) {
@@ -87,7 +87,7 @@ inline std::string state_of(const Fiber& fiber) {
   return fiber.wait.what + (fiber.wait.details ? " " + fiber.wait.details() : "");
 }
 
-// One line for each state and set of lanes: the warps that have exactly these lanes in that state.
+// Writes one line for each state and set of lanes, with all warps that have exactly these lanes in that state.
 inline std::string who_waits_for_what() {
   std::string report;
   for (const auto& cta : machine->ctas) {
@@ -122,7 +122,7 @@ inline Fiber* take_ready() {
   return fiber;
 }
 
-// Runs until all fibers have ended. `on_exit` is called for each, and may start new ones in its place.
+// Runs until all fibers have ended. It calls `on_exit` for each ended fiber; the function may start new ones in its place.
 inline void run_fibers(const std::function<void(Fiber*)>& on_exit, const std::function<bool()>& all_done) {
   uint64_t idle_polls = 0;
   while (!all_done()) {

@@ -20,14 +20,14 @@ inline uint32_t shared_offset(const void* pointer, uint32_t bytes, uint32_t alig
   return static_cast<uint32_t>(offset);
 }
 
-// The pointer for an address from smem_address. The access itself checks that it is in the block's memory.
+// Returns the pointer for an address from smem_address. The access itself checks that it is in the block's memory.
 inline const uint8_t* shared_pointer(uint32_t address) {
   return self->cta->generic + (static_cast<int64_t>(address & 0xffffff) - kSharedBase);
 }
 
 inline void shared_store(uint32_t offset, const void* source, uint32_t bytes) {
   std::memcpy(self->cta->generic + offset, source, bytes);
-  std::memset(self->cta->async + offset, kPoison, bytes);  // until the fence, TMA can rely on neither old nor new bytes
+  std::memset(self->cta->async + offset, kPoison, bytes);  // until the fence, TMA may read neither old nor new bytes
   self->unfenced.push_back({offset, bytes});
 }
 
@@ -45,7 +45,7 @@ void shared_store_value(void* pointer, const T& value, const char* what) {
   shared_store(shared_offset(pointer, sizeof(T), sizeof(T), what), &value, sizeof(T));
 }
 
-// PTX ISA, "Swizzling Modes": address bits 4 and up XOR bits 7 and up, in the bits that index the span's chunks.
+// PTX ISA, "Swizzling Modes": XOR address bits 4 and up with bits 7 and up, for the bits that index the span's chunks.
 inline uint32_t swizzle(uint32_t address, uint32_t span_bytes) {
   return span_bytes ? address ^ (address >> 3 & (span_bytes - 16)) : address;
 }
@@ -97,7 +97,7 @@ void st_shared_v4_b32(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint
   st_shared_v4_b32(const_cast<uint8_t*>(shared_pointer(address)), a, b, c, d);
 }
 
-// The highest byte of an address is the rank of the CTA in its cluster, as on a GPU.
+// Returns an address whose highest byte is the rank of the CTA in its cluster, as on a GPU.
 uint32_t smem_address(const void* pointer) {
   return self->cta->rank << 24 | (kSharedBase + shared_offset(pointer, 0, 1, "smem_address"));
 }

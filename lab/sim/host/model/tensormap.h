@@ -1,5 +1,5 @@
-// Tensor maps that kernels write. TMA sees a change once the writer has released it and the user has acquired it.
-// Nobody may write a map that a copy is using. The map itself notes the release, because a later kernel may use it.
+// Tensor maps that kernels write. TMA sees a change once the writer has released it and the user has acquired it. No thread
+// may write a map while a copy uses it. The map itself records the release, because a later kernel may use it.
 #pragma once
 #include "global_memory.h"
 

@@ -1,5 +1,5 @@
-// TMA. A load poisons its box when it is issued and lands in pieces, each with its own delay. A store reads shared
-// memory late (at the latest when its thread waits for that) and writes global memory even later.
+// TMA. A load poisons its box when it is issued, and arrives in pieces, each with a separate delay. A store reads shared
+// memory late (at the latest when its thread waits for the read) and writes global memory even later.
 #pragma once
 #include "global_memory.h"
 #include "mbarrier.h"
@@ -14,7 +14,7 @@ struct Box {
   uint32_t row_bytes, rows;
 };
 
-// A box without a place in shared memory.
+// Makes a box without a place in shared memory.
 inline Box make_box(const TensorMap* map, std::initializer_list<int32_t> corner, const char* what) {
   check_use_of_map(map, what);
   if (map->rank != corner.size())
@@ -22,7 +22,7 @@ inline Box make_box(const TensorMap* map, std::initializer_list<int32_t> corner,
   Box box{*map, {}, 0, map->box[0] * uint32_t{map->element_bytes}, 1};
   std::copy(corner.begin(), corner.end(), box.corner);
   for (uint32_t i = 1; i < map->rank; ++i) box.rows *= map->box[i];
-  // An H200 reports this as an illegal instruction.
+  // An H200 reports this mistake as an illegal instruction.
   if (box.corner[0] * int64_t{map->element_bytes} % 16)
     fail(std::string(what) + ": the box begins at element " + std::to_string(box.corner[0]) +
          " of a row, which is no multiple of 16 bytes");
@@ -75,7 +75,7 @@ inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* 
   });
 }
 
-// Words that a peer has written and that are not known here yet. They land as other bytes.
+// Returns words that a peer has written and that this rank does not know of yet. They arrive with wrong bytes.
 inline std::set<uint64_t> unknown_words(const Box& box) {
   std::set<uint64_t> unknown;
   if (machine->launch.other_ranks)
@@ -179,7 +179,7 @@ inline void load_bulk(uint64_t* barrier, void* destination, const void* global, 
   yield();
 }
 
-// A prefetch has no effect that a kernel could see.
+// A prefetch has no effect that a kernel could observe.
 inline void prefetch_box(const TensorMap* map, std::initializer_list<int32_t> corner, const char* what) {
   make_box(map, corner, what);
   ++machine->stats.prefetches;
@@ -229,7 +229,7 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
   yield();
 }
 
-// A peer sees these bytes as news, like the bytes of other stores. When the kernel has ended, all have landed.
+// A peer sees these bytes as news, like the bytes of other stores. All have arrived when the kernel has ended.
 inline void land_bytes(uint64_t address, const std::vector<uint8_t>& bytes) {
   const Buffer& buffer = *find_buffer(address, bytes.size());
   std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
@@ -259,7 +259,7 @@ inline void store_bulk(void* global, const void* source, uint32_t bytes, const c
   yield();
 }
 
-// Waits until TMA has read all groups but the `pending` newest; groups end in any order. Drops leading written ones.
+// Waits until TMA has read all groups except the `pending` newest; groups end in any order. Drops the first ones if written.
 void tma_store_wait_read(uint32_t pending) {
   yield();
   auto& groups = self->store_groups;
@@ -316,8 +316,8 @@ void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int
   load_box(map, barrier, destination, {c0, c1, c2, c3}, 1u << self->cta->rank, "tma_load_4d");
 }
 
-// st.async. Only threads that have waited for the mbarrier see the data, as with TMA; TMA and WGMMA see it only after a
-// fence of such a thread. Until then the destination is poison, so that a late read of the old data is noticed.
+// st.async. As with TMA, only threads that have waited for the mbarrier see the data; TMA and WGMMA see it only after a
+// fence by such a thread. Until then the destination is poison, so that a late read of the old data is detected.
 template <typename T>
 void send(void* pointer, uint64_t* barrier, uint32_t rank, const T& value, const char* what) {
   constexpr uint32_t kBytes = sizeof(T);

@@ -5,8 +5,8 @@
 
 namespace sim {
 
-// All 32 lanes must come to the same operation; returns the value of each lane. It is an error at once if lanes wait at
-// another operation or have exited; lanes that never come show up as a deadlock.
+// Waits until all 32 lanes reach the same operation; returns the value of each lane. If lanes wait at another operation
+// or have exited, it fails at once; if lanes never arrive, the deadlock is reported.
 inline const uint64_t* gather(const char* operation, uint64_t value) {
   Warp& warp = self->warp();
   if (warp.exited) fail(std::string(operation) + ": needs the whole warp, but some of its lanes have exited");
@@ -36,7 +36,7 @@ inline void complete(NamedBarrier& barrier) {
   wake(barrier.waiting);
 }
 
-// One thread's arrival. All arrivals of a generation must pass the same `threads`.
+// Records one thread's arrival. All arrivals of a generation must pass the same `threads`.
 inline void arrive_at_named(const char* operation, uint32_t id, uint32_t threads) {
   const std::string what = std::string(operation) + ": barrier " + text(id);
   if (id >= kNamedBarriers) fail(what + " does not exist (0 to 15)");
@@ -60,7 +60,7 @@ inline void wait_at_named(uint32_t id, uint64_t generation, const char* what) {
   learn(barrier.known[generation % 2]);
 }
 
-// __syncthreads waits only for threads that have not exited, so an exit may complete it.
+// __syncthreads waits only for threads that have not exited, so an exit may complete the barrier.
 inline void recheck_syncthreads(Cta* cta) {
   NamedBarrier& barrier = cta->named[0];
   if (barrier.arrived && barrier.arrived == cta->live_threads) complete(barrier);
@@ -191,7 +191,7 @@ void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   yield();
 }
 
-// The kernel ahead ends soon, or only when nothing else can go on.
+// The previous kernel ends soon, or only when nothing else can run.
 void griddepcontrol_wait() {
   yield();
   if (sim::has_kernel_ahead() && !machine->is_ahead_over) {

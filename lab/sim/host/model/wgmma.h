@@ -1,5 +1,5 @@
-// WGMMA, executed for one warp at a time (its 16 of the 64 rows). The schedule decides whether a product runs when it
-// is issued or when it is waited for. Until the wait the kernel's registers are poison; the true values are kept here.
+// WGMMA, executed for one warp at a time (its 16 of the 64 rows). The schedule decides whether a product runs when it is
+// issued or at the wait for it. Until the wait the kernel's registers are poison; the model keeps the true values.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -12,10 +12,10 @@ constexpr uint32_t kDepthBytes = 32, kMaximumDepth = 32, kRowsPerWarp = 16, kMax
 
 constexpr uint32_t kExponentBitsOfA = 4;
 
-// The numbers that bytes of an FP8 type stand for.
+// Returns the numbers of all 256 bytes of an FP8 type.
 inline const double* fp8(uint32_t exponent_bits) { return machine->launch.fp8[exponent_bits]; }
 
-// The exponent of FP8's least normal number.
+// Returns the exponent of FP8's smallest normal number.
 inline int64_t least_exponent_of_fp8(uint32_t exponent_bits) { return 2 - (1 << (exponent_bits - 1)); }
 
 inline double decode_bf16(const uint8_t* bytes) {
@@ -25,7 +25,7 @@ inline double decode_bf16(const uint8_t* bytes) {
   return value;
 }
 
-// Where an operand lies. (PTX ISA, "Matrix Descriptor Format", "Strides".) A row is one span of the swizzle: elements
+// The position of an operand. (PTX ISA, "Matrix Descriptor Format", "Strides".) A row is one span of the swizzle: elements
 // along k if the operand is K-major, along m or n if it is MN-major.
 struct Operand {
   bool is_bf16, is_mn_major;
@@ -54,7 +54,7 @@ struct Operand {
            text(kSharedBase) + " to " + text(kSharedBase + machine->launch.shared_bytes));
   }
 
-  // Of an MN-major operand's element, before the swizzle.
+  // Returns the address of an element of an MN-major operand, before the swizzle.
   uint32_t place(uint32_t index, uint32_t k) const {
     const uint32_t elements = span_bytes / 2;
     return address + index / elements * leading_bytes + k / 8 * stride_bytes + k % 8 * span_bytes + index % elements * 2;
@@ -92,11 +92,11 @@ inline double power_of_two(int64_t exponent) {
   return value;
 }
 
-// Hopper's arithmetic, to the bit (found and tested on an H200). All addends are aligned to the largest exponent among
-// them. Bits more than `fraction_bits` below it are cut off from each addend, and then bits more than that below the sum's
-// exponent from the sum. A product's exponent is the sum of its factors' stored exponents: a subnormal factor counts as
-// the least normal one, and 1.5 * 1.5 counts as 2^0. Products that are zero do not count.
-// Each loop goes over columns, which lie side by side: the compiler makes vectors of them.
+// Hopper's arithmetic, bit for bit (found and tested on an H200). All addends are aligned to the largest exponent among them.
+// Each addend loses the bits more than `fraction_bits` below that exponent; then the sum loses the bits more than that below
+// its own exponent. A product's exponent is the sum of its factors' stored exponents: a subnormal factor counts as the smallest
+// normal number, and 1.5 * 1.5 counts as 2^0. Products that are zero do not count.
+// Each loop runs over adjacent columns, so that the compiler uses vectors.
 inline void add_truncated(const double* a, const double (*b)[kMaximumN], uint32_t n, uint32_t depth, int64_t fraction_bits,
                           int64_t least_of_a, int64_t least_of_b, double* sums) {
   static double totals[kMaximumN], to_units[kMaximumN];
@@ -134,7 +134,7 @@ inline void add_truncated(const double* a, const double (*b)[kMaximumN], uint32_
   }
 }
 
-// The sum of the products is exact in double (of BF16 nearly), and is added to the accumulator with one rounding to FP32.
+// The sum of products is exact in double (for BF16 nearly). Adding it to the accumulator rounds once to FP32.
 inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
   static double a[kRowsPerWarp][kMaximumDepth], b[kMaximumDepth][kMaximumN], b_row[kMaximumDepth], sums[kMaximumN];
   const ProductKind& kind = product.kind;
@@ -144,7 +144,7 @@ inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
   const int64_t least_of_b = kind.is_bf16 ? -126 : least_exponent_of_fp8(kind.exponent_bits_of_b);
   const Operand operand_b(kind, kind.b_is_mn_major, kind.exponent_bits_of_b, product.descriptor_b, n, "B");
   if (kind.has_registers) {
-    // Register i of a lane: row lane / 4 + i % 2 * 8, columns lane % 4 * 4 + i / 2 * 16 and the three behind it.
+    // Register i of a lane: row lane / 4 + i % 2 * 8, columns lane % 4 * 4 + i / 2 * 16 and the next three.
     for (uint32_t row = 0; row < kRowsPerWarp; ++row)
       for (uint32_t k = 0; k < depth; ++k) {
         const uint32_t word = product.registers[k / 16 * 2 + row / 8][row % 8 * 4 + k % 16 / 4];

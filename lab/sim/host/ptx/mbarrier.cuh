@@ -8,7 +8,7 @@ void fence_mbarrier_init();
 void mbarrier_arrive(uint64_t* barrier);
 void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes);
 void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank);
-// In the simulator a load has finished when its call returns, so there is nothing to order.
+// In the simulator a load is complete when its call returns, so there is nothing to order.
 inline void mbarrier_arrive_after(uint64_t* barrier, float, bool is_arriving) {
   if (is_arriving) mbarrier_arrive(barrier);
 }

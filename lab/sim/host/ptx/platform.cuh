@@ -1,5 +1,5 @@
-// The simulator's counterpart of core/ptx/platform.cuh. Each file here declares the functions that its namesake in
-// core/ptx defines with asm; their bodies are in ../model.
+// The simulator's counterpart of core/ptx/platform.cuh. Each file in this folder declares the functions that the file of the
+// same name in core/ptx defines with asm; ../model defines their bodies.
 #pragma once
 #include <stdint.h>
 
@@ -13,12 +13,12 @@
   static const sim::LaunchBounds SIM_JOIN(sim_launch_bounds_, __LINE__)((threads), (min_blocks)); \
   extern "C" void
 
-// None: the code is that for the newest.
+// The simulator has no CUDA release: kernels use their code for the newest one.
 constexpr uint32_t kCudaRelease = ~0u;
 
 namespace sim {
 
-// Records the kernel's bounds, so that a launch can be checked against them.
+// Records the kernel's bounds, so that each launch is checked against them.
 struct LaunchBounds {
   LaunchBounds(uint32_t threads, uint32_t min_blocks);
 };

@@ -3,16 +3,16 @@
 
 namespace ptx {
 
-// The simulator's own encoding, as large as the driver's; lab/sim/arguments.py writes it.
+// The simulator's own encoding, in the size of the driver's; lab/sim/arguments.py writes it.
 struct alignas(64) TensorMap {
-  uint64_t base;        // address of element 0, which need not exist if no box reaches it
+  uint64_t base;        // address of element 0, which need not exist if no box contains it
   uint64_t dims[5];     // elements, innermost first
   uint64_t strides[4];  // bytes, of dimensions 1 to 4
   uint16_t box[5];      // elements
   uint8_t rank, element_bytes, swizzle_bytes, is_f32;
   uint32_t magic;
-  uint64_t tensor;      // begin of the buffer that must contain every element touched
-  uint32_t is_unreleased;  // written by a kernel and not yet released to TMA
+  uint64_t tensor;      // start of the buffer that must contain every accessed element
+  uint32_t is_unreleased;  // a kernel wrote it and has not released it to TMA
   static constexpr uint32_t kMagic = 0x544d4150;
 };
 static_assert(sizeof(TensorMap) == 128, "as large as the driver's");
@@ -20,7 +20,7 @@ static_assert(sizeof(TensorMap) == 128, "as large as the driver's");
 void prefetch_tensormap(const TensorMap* map);
 void fence_proxy_async_shared();
 void fence_proxy_async_global();
-inline uint64_t evict_first_policy() { return 0; }  // without a model of the L2
+inline uint64_t evict_first_policy() { return 0; }  // the simulator has no model of the L2
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1);
 void tma_load_2d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1);
