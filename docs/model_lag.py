@@ -357,8 +357,8 @@ class Judged(NamedTuple):
 
 
 FILES = (("2026", 2, False), ("4-2026", 4, False), ("8", 8, True), ("h100", 2, False), ("4-h200", 4, None))
-"""Names of result files, their GPUs, and the calls at their commit: whether warps without other work stored results, one
-product after the other; None: one kernel with a lag, whose products the fit saw."""
+"""Names of result files, their GPUs, and the calls at their commit: whether warps without other work stored results, as
+one product followed the other; None: one kernel with a lag, whose products the fit saw."""
 
 
 def judge() -> Iterator[Judged]:

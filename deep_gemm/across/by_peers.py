@@ -29,13 +29,12 @@ from ..core.check.recipes import PER_ROW
 from ..core.gpu import is_hopper
 from ..core.meeting import STATE_WORDS, Node, Room
 from ..core.replay import FIXED
-from ..gemm.ask.silu import activated
 from ..gemm.packed import is_packed
 from ..moe import gather_weighted
 from ..moe.api import activates_in_product, activations_of_rows
-from ..moe.check import present
+from ..moe.check import ExpertRows, present
 from ..moe.routing import stack_routes
-from . import gather_rows, meet_ranks, post_rows, rows_to_addresses
+from . import gather_rows, meet_ranks, post_rows, rows_to_addresses, rows_twice
 from .collectives import agree_about_decode
 from .gather_rows import Gathered
 from .message import WORD, with_aligned_rows
@@ -55,7 +54,8 @@ class Peers:
         self.memory, self.room, self.seconds = memory, room, seconds
         state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
         report = torch.zeros(1, dtype=torch.int32, device="cpu").pin_memory()
-        self.node = Node(room, addresses, rank, state, experts, report, round(seconds * 1e9))
+        counts = torch.zeros(rows_twice.counts_for(room.slots * room.topk, experts), dtype=torch.int32, device=device)
+        self.node = Node(room, addresses, rank, state, experts, report, round(seconds * 1e9), counts)
         self._missed = ctypes.c_int32.from_address(report.data_ptr())
         of_slots = memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES]
         self.ids = of_slots.view(WORD).view(room.slots, room.topk)
@@ -106,29 +106,33 @@ def _decoded(
     x = x if w1[1] is not None or x.dtype == torch.bfloat16 else x.to(torch.bfloat16)
     post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
-    count, intermediate = ids.numel(), w1[0].shape[1] // 2
-    dtype, of_middle = (torch.bfloat16, None) if w1[1] is None else (torch.float8_e4m3fn, PER_ROW)
-    values = empty("rows of experts", (count, hidden), dtype, device)
-    scales = None if w1[1] is None else empty_scales((count,), hidden, values, mn_major=True)
-    addresses = empty("addresses of results", (count,), torch.int64, device)
-    both_fp8 = w1[1] is not None and not is_packed(w1) and not is_packed(w2)
-    at_once = both_fp8 and activates_in_product(count, intermediate)
-    counts = rows_to_addresses.counts_of(node, count) if at_once else None
-    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses, zeros=counts))
-    if counts is None:
-        middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
-        rows_to_addresses.run(middle, w2, rows.ends, addresses)
+    if _is_one_kernel(node, ids.numel(), w1, w2):
+        rows_twice.run(node, rows, *cast("tuple[Operand, ...]", (w1, w2)), limit=limit)
     else:
-        d = empty("activations", (count, intermediate), values.dtype, device)
-        middle = d, empty_scales((count,), intermediate, d, mn_major=True)
-        a, b1, b2 = cast("tuple[Operand, ...]", ((values, scales), w1, w2))
-        first = activated(a, b1, middle, rows.ends, None, limit, gates_apart=True)
-        second = rows_to_addresses.problem(middle, b2, addresses, rows.ends)
-        rows_to_addresses.run_both(first, second, counts)
+        _multiply(rows, w1, w2, node, limit)
     meet_ranks.run(node, x.get_device())
     made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
     gather_weighted.run(results, result_of, topk_weights.contiguous(), made)
     return made if out is None else None
+
+
+def _is_one_kernel(node: Node, rows: int, w1: Rows, w2: Rows) -> bool:
+    """Tell whether both products are one kernel: both weights are FP8, and the first product activates."""
+    if w1[1] is None or is_packed(w1) or is_packed(w2) or node.room.ranks < rows_twice.LEAST_RANKS:
+        return False
+    return activates_in_product(rows, w1[0].shape[1] // 2)
+
+
+def _multiply(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:
+    """Multiply rows of experts that gather_rows brings from the rooms."""
+    device, hidden, count = rows.token_of.device, node.room.hidden, rows.token_of.shape[0]
+    dtype, of_middle = (torch.bfloat16, None) if w1[1] is None else (torch.float8_e4m3fn, PER_ROW)
+    values = empty("rows of experts", (count, hidden), dtype, device)
+    scales = None if w1[1] is None else empty_scales((count,), hidden, values, mn_major=True)
+    addresses = empty("addresses of results", (count,), torch.int64, device)
+    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses))
+    middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), of_middle=of_middle, by_ends=True)
+    rows_to_addresses.run(middle, w2, rows.ends, addresses)
 
 
 def _tensors(

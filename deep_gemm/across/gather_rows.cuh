@@ -20,9 +20,8 @@ struct GatherRowsParams {
   float* sfa;               // [blocks of 128 columns, pitch]
   float* weights;           // [rows], or null
   uint64_t* addresses;      // [rows], or null
-  uint32_t* zeros;          // numbers to clear for the products behind, or null
   uint64_t results;         // byte of a room: [max_tokens, topk, hidden] of BF16
-  uint32_t num_zeros, num_slots, rows, hidden, topk, scales_at, weights_at, pitch;  // hidden: bytes of a row
+  uint32_t num_slots, rows, hidden, topk, scales_at, weights_at, pitch;  // hidden: bytes of a row
   uint32_t max_tokens, slot_bytes;  // of a rank, whose slots begin where its room does
   Meeting meeting;
 };
@@ -126,10 +125,8 @@ KERNEL(kNumThreads, kCtasPerSm) gather_rows(GRID_CONSTANT GatherRowsParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
-  const uint32_t thread = ptx::block_index() * kNumThreads + ptx::thread_index(), threads = ptx::grid_size() * kNumThreads;
-  for (uint32_t i = thread; i < p.num_zeros; i += threads) ptx::st_global_b32(p.zeros + i, 0);
   if (p.addresses != nullptr && !is_whole(p.meeting))
-    return send_nowhere(p.addresses, p.rows, thread, threads);
+    return send_nowhere(p.addresses, p.rows, ptx::block_index() * kNumThreads + ptx::thread_index(), ptx::grid_size() * kNumThreads);
   const uint32_t stretches = ceil_div(p.hidden, kColumns), of_values = ceil_div(p.num_slots * stretches, kWarps);
   if (ptx::block_index() >= of_values) return lay_scales(p, shared, (ptx::block_index() - of_values) * kRows);
   const uint32_t unit = ptx::block_index() * kWarps + ptx::warp_index(), slot = unit / stretches;

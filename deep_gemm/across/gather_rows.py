@@ -37,8 +37,6 @@ class Gathered(NamedTuple):
     """FP32 `[rows]`: the weight of each row's route."""
     addresses: Tensor | None = None
     """int64 `[rows]`: where the result of each row goes."""
-    zeros: Tensor | None = None
-    """int32, of any length: becomes zeros."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,6 @@ def values_of(source: Slots | Node, rows: ExpertRows, to: Gathered) -> dict[str,
         "sfa": to.sfa,
         "weights": to.weights,
         "addresses": to.addresses,
-        "zeros": to.zeros,
-        "num_zeros": 0 if to.zeros is None else to.zeros.shape[0],
         "num_slots": slots,
         "rows": to.values.shape[0],
         "hidden": to.values.shape[1] * to.values.element_size(),

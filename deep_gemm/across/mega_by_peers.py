@@ -29,6 +29,7 @@ from ..core.replay import FIXED
 from ..core.settings import get_compile_mode
 from ..gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
 from ..gemm.ask.silu import activated
+from ..gemm.launch import run as multiply
 from ..gemm.packed import is_taken_as_it_lies
 from ..moe import gather_weighted
 from ..moe.check import present
@@ -106,9 +107,7 @@ def _answer(
         rows = stack_routes(ids, node.experts)
         weights = empty("weights of rows", (sizes.rows,), torch.float32, y.device)
         addresses = empty("addresses of results", (sizes.rows,), torch.int64, y.device)
-        stored = None if is_fp4 else rows_to_addresses.counts_of(node, sizes.rows)
-        gathered = Gathered(tensors.l1_acts, tensors.l1_acts_sf, weights, addresses, stored)
-        gather_rows.run(node, rows, gathered)
+        gather_rows.run(node, rows, Gathered(tensors.l1_acts, tensors.l1_acts_sf, weights, addresses))
         a, middle = (tensors.l1_acts, tensors.l1_acts_sf), (tensors.l2_acts, tensors.l2_acts_sf)
         if is_fp4:
             rows_to_addresses.check_weight("l2_weights", p.l2)
@@ -120,9 +119,8 @@ def _answer(
             cast_rows.run(RowCast(h, *middle, gating=Gating(limit=limit), row_weights=weights, ends=rows.ends))
             rows_to_addresses.run(middle, p.l2, rows.ends, addresses)
         else:
-            first = activated(a, p.l1, middle, rows.ends, weights, limit)
-            second = rows_to_addresses.problem(middle, p.l2, addresses, rows.ends, of_a=PER_64)
-            rows_to_addresses.run_both(first, second, stored)
+            multiply(activated(a, p.l1, middle, rows.ends, weights, limit))
+            rows_to_addresses.run(middle, p.l2, rows.ends, addresses, of_a=PER_64)
         meet_ranks.run(node, y.get_device())
         gather_weighted.run(results, result_of[: y.shape[0]], None, y)
     return None if counts is None else rows.counts

@@ -23,10 +23,10 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD
 from ..core.check.memory import empty
 from ..core.check.numbers import INT32_MAX, integers_from
 from ..core.meeting import MAX_ROW_BYTES, Room
-from ..moe.api import experts_workspace_bytes
+from ..moe.api import activates_in_product, experts_workspace_bytes
 from ..moe.check import ExpertRows
 from ..moe.routing import on_hopper
-from . import gather_rows, pack_rows
+from . import gather_rows, pack_rows, rows_twice
 from .check import count_of_each
 from .gather_rows import Gathered, Slots
 from .owners import tokens_of_rows
@@ -195,7 +195,8 @@ def decode_bytes(
     """Bytes of the decode form for each process: those it sends to others and they send back, and those it holds.
 
     The second number is for the worst case, all at once: every token of every process on every expert here. With
-    `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back.
+    `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back;
+    and many rows of FP8 weights hold less than the second one, as rows and activations lie in rings.
     `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`; None: BF16. In the batch invariant mode
     collectives take `max_tokens * topk` rows with a topk of 1: ask for those, and add a BF16 row of sums for each.
 
@@ -212,11 +213,14 @@ def decode_bytes(
         columns = None if gran_k is None else SCALE_BLOCK
         room = Room(world_size, max_tokens, hidden, topk, columns)
         results = max_tokens * topk * BF16_BYTES * hidden
-        of_products = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate, gran_k=columns)
-        not_held = rows * topk * BF16_BYTES * hidden  # results of experts here: they go to rooms at once
+        held = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate, gran_k=columns)
+        held -= rows * topk * BF16_BYTES * hidden  # results of experts here: they go to rooms at once
+        if columns is not None and activates_in_product(rows * topk, intermediate):  # rings may have more rows
+            tables = experts_workspace_bytes(rows, topk, experts_here, 0, 0)
+            held = max(held, tables + rows_twice.bytes_of_rings(rows * topk, experts_here, hidden, intermediate))
         addresses = rows * topk * ADDRESS_BYTES
         sent = (rows - max_tokens) * room.row_bytes + (results if world_size > 1 else 0)
-        return sent, room.num_bytes + of_products - not_held + addresses
+        return sent, room.num_bytes + held + addresses
     sent = prefill_bytes(rows - max_tokens, hidden, topk, gran_k=gran_k)
     messages = (rows + max_tokens) * row_bytes(hidden, topk, gran_k)
     sums = 2 * rows * BF16_BYTES * hidden

@@ -1,28 +1,20 @@
 """Products of grouped rows whose results go each to an address of its own: gemm/epilogue/store_rows.cuh.
 
-The table of addresses takes the place of D among the operands. Such a product may run beside the one whose rows it
-multiplies, so that results leave for other GPUs while that one multiplies: gemm/work/tile_queue.cuh.
+The table of addresses takes the place of D among the operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..casts.rules import Rows
 from ..core.check.checks import Operand
-from ..core.check.layout import WORD_BYTES, ceil_div
-from ..core.check.memory import empty
 from ..core.check.recipes import E2M1, MX, PER_64, PER_BLOCK, PER_ROW, Scales
-from ..core.gpu import WGMMA_ROWS, gpu_of
-from ..core.meeting import Node
-from ..core.settings import num_sms_of
-from ..core.shadow import Behind, plain
-from ..gemm import launch, product
+from ..core.shadow import plain
+from ..gemm import product
 from ..gemm.api.bf16_grouped import OF_EXPERTS
 from ..gemm.kinds.epilogues import TO_ADDRESSES, TO_ADDRESSES_IN_BF16
 from ..gemm.kinds.output import Output
@@ -38,15 +30,6 @@ OUTPUTS = {
     for each in (OUTPUT, OUTPUT_BY_64, Output(work=ENDS, epilogue=TO_ADDRESSES, b=E2M1, sfb=MX))
 }
 """Outputs by the scales of A and B."""
-LEAST_RANKS = 2
-"""Both products run beside each other on at least this many ranks: a single one has no link to keep busy."""
-FIRST_PART = 8 / 11
-"""The first product's part of the SMs: it has two thirds of both products' work, and activates. 92 to 104 of 132 take
-as long (two and four H200, 2026-11-29)."""
-COUNTS_OF_TILE = 2
-"""Counts of a warp that has stored its rows of a whole tile."""
-WARPS = 4
-"""Warps that store 64 rows of a tile."""
 
 
 def run(a: Rows, w: Rows, ends: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:
@@ -81,51 +64,6 @@ def problem_in_bf16(a: Tensor, b: Tensor, addresses: Tensor, ends: Tensor) -> Pr
     """State the same of BF16 operands."""
     of_rows = {"expected_m": plain(addresses.shape[0]) / max(b.shape[0], 1), "epilogue": TO_ADDRESSES_IN_BF16}
     return Problem(a, None, b, None, addresses, ends, ENDS, None, None, **of_rows)
-
-
-def counts_of(node: Node, rows: int) -> Tensor | None:
-    """Make room for the counts of two products that run beside each other; None if one should follow the other.
-
-    They are zeros when the first product starts: its next tile, and for each block of rows the parts that are stored.
-    """
-    if node.room.ranks < LEAST_RANKS:
-        return None
-    count = 1 + ceil_div(rows, WGMMA_ROWS) + node.experts
-    return empty("counts of stored rows", (count,), torch.int32, node.state.device)
-
-
-def run_both(first: Problem, second: Problem, counts: Tensor | None) -> None:
-    """Compute two products of the same rows: beside each other if there are counts, else one after the other.
-
-    The D and the scales of `first` are the A of `second`, whose D are addresses. Under `set_num_sms` one follows the
-    other, as two at once would use the SMs that this leaves to others.
-    """
-    gpu = gpu_of(first.d.get_device())
-    num_sms = num_sms_of(gpu.num_sms)
-    if counts is None or num_sms < gpu.num_sms:
-        launch.run(first)
-        launch.run(second)
-        return
-    configs = launch.fitting(None, first, gpu), launch.fitting(None, second, gpu)
-    places = {"stored": Behind(counts, WORD_BYTES), "next_tile": counts}
-    start_both(first, second, configs, places, num_sms, max(1, round(num_sms * FIRST_PART)))
-
-
-def start_both(
-    first: Problem,
-    second: Problem,
-    configs: tuple[Any, Any],
-    places: Mapping[str, Any],
-    num_sms: int,
-    sms_of_first: int,
-) -> None:
-    """Launch both products beside each other. `places` has `stored` and `next_tile` of gemm/work/tile_queue.cuh."""
-    of_first, of_second = configs
-    arrivals = ceil_div(first.n, of_first.block_n) * WARPS * COUNTS_OF_TILE
-    beside = {**places, "block_rows": of_first.block_m, "arrivals": arrivals}
-    first, second = launch.prepared(first, of_first), launch.prepared(second, of_second)
-    launch.start(first, of_first, sms_of_first, **beside)
-    launch.start(second, of_second, num_sms, is_dependent=True, **beside)  # nothing may run between them
 
 
 def _refuse(*_: object) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..across import rows_to_addresses
+from ..across import rows_to_addresses, rows_twice
 from ..across.mega_check import TOKEN_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.numbers import integers_from
@@ -184,7 +184,8 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
         outputs += [Output(work=ENDS, epilogue=SILU)] + [ACTIVATED] * (m >= MANY_ROWS)
-    return [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
+    both = [rows_twice.config_for(weight.k, weight.n // 2)] * (m >= MANY_ROWS and _may_activate(weight))
+    return both + [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 
 def many_rows_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:

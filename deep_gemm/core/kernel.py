@@ -15,7 +15,7 @@ from .jit import driver
 from .jit.tensor_map import TensorMap
 from .params import Params
 from .settings import get_compile_mode, get_pdl
-from .shadow import Behind, Mapped, target
+from .shadow import Mapped, target
 from .sources import cuda_sources, generated
 
 
@@ -226,7 +226,7 @@ class Kernel(Generic[C]):
     def run(self, config: C, values: Mapping[str, Any], grid: Any, device: int, *, is_dependent: bool = False) -> None:
         """Launch for a configuration on the current stream of this device; or add the launch to a record being made.
 
-        `values` are the members of the parameters: numbers, tensors, `Mapped` and `Behind` these, None for no tensor,
+        `values` are the members of the parameters: numbers, tensors, `Mapped`, None for no tensor,
         tuples for arrays, or bytes. `is_dependent` says that the kernel before is the package's own, and may still be
         ending.
         """
@@ -253,8 +253,6 @@ class Kernel(Generic[C]):
             if isinstance(value, Mapped):
                 assert encode is not None
                 return encode(value.map, value.x.data_ptr() - value.before, value.x.data_ptr())
-            if isinstance(value, Behind):
-                return value.x.data_ptr() + value.bytes
             if isinstance(value, tuple):
                 return tuple(map(plain, value))
             return value.data_ptr() if isinstance(value, torch.Tensor) else value

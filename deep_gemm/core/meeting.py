@@ -111,6 +111,8 @@ class Node:
     """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
     limit: int
     """The limit of a wait, in nanoseconds."""
+    counts: Tensor
+    """int32, zeros between calls: tasks and blocks of across/rows_twice.py."""
 
     def meeting(self, way: Way) -> dict[str, Any]:
         """Give the members of `Meeting`, as one of a kernel's parameters, with their values."""

@@ -65,13 +65,6 @@ class Mapped(NamedTuple):
     before: Any = 0
 
 
-class Behind(NamedTuple):
-    """A value of a launch: an address that is `bytes` behind the beginning of a tensor."""
-
-    x: Any
-    bytes: Any
-
-
 class Target(Protocol):
     """A place that takes launches instead of a GPU's stream, and that gives memory."""
 
@@ -232,8 +225,6 @@ class Recording:
                 numbers = map(self.places, (value.map.sizes, value.map.strides, value.map.box))
                 encoded.append(Map(at, self.address(value.x, value.before), *kind, *numbers))
                 packed[name] = b""
-            elif isinstance(value, Behind):
-                words.append(Word(at, 8, 0, self.address(value.x, -value.bytes)))
             elif isinstance(value, Number):
                 words.append(Word(at, size, self.index(value)))
                 packed[name] = value.value

@@ -17,7 +17,6 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
-#include "work/tile_queue.cuh"
 #include "params_layout.cuh"  // asserts that Params lies as core/params.py packs it
 
 struct RoleStorage : ConvertStorage {  // which may be empty
@@ -81,9 +80,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
   else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
   // As a dependent of the kernel before (set_pdl), this one has run to here beside it, and goes on after it.
-  // A product beside the one before waits for its rows tile by tile.
-  if (!(kToAddresses && runs_beside(p))) ptx::griddepcontrol_wait();
-  if (!kToAddresses && runs_beside(p)) ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
 
   Tiles tiles(p, shared.roles.work);
   Passes passes(shared.roles);
@@ -96,7 +93,6 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     if (warp == 0 && ptx::elect_sync()) {
       tiles.load_all([&](const TileToLoad& tile) { load_tile(p, shared, tile, at, passes); });
       ptx::griddepcontrol_launch_dependents();
-      if (kToAddresses && runs_beside(p)) ptx::griddepcontrol_wait();  // the kernel behind waits for this one alone
       // The other CTA still arrives at this one's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);

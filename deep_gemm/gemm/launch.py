@@ -180,7 +180,7 @@ def values_of(p: Problem, config: Config, **more: Any) -> dict[str, Any]:
     `more` has members that do not come from the problem, by the last part of their dotted names.
     """
     of = _tall_operands(p, config) if isinstance(config, GemmConfig) else _decode_operands(p, config)
-    known: dict[str, Any] = {"weight_is_ready": 0, "block_rows": 0, "arrivals": 0, **_facts(p), **more}
+    known: dict[str, Any] = {"weight_is_ready": 0, **_facts(p), **more}
     if isinstance(config, DecodeConfig):
         known["slot_bytes"] = config.slot_bytes(p.m, p.n)
     values: dict[str, Any] = {}
@@ -283,7 +283,7 @@ def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
         return {"map_a": Mapped(map_a, p.a), "map_b": Mapped(map_b, p.b)}
     map_b = operand_map(p.b, config.box_rows_of_b // config.cluster_m, of_b, is_mn_major=majors.b_is_mn)
     if p.work.groups_rows:
-        # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", gemm/work/rows.cuh.
+        # Maps that cut boxes off begin before their tensor: "Rows that are not the group's", work/rows_of_tile.cuh.
         rows, before = config.box_rows_of_a, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()
         map_a = clipped_map(_planes(p, p.a), (rows, columns), 128)
         return {"map_a": Mapped(map_a, p.a, before), "map_b": Mapped(map_b, p.b)}

@@ -23,3 +23,10 @@ struct Product {
   uint32_t m, n, k;
   uint32_t words;  // whose scales are words of UE8M0: see ue8m0.cuh
 };
+
+struct Activation {
+  const float* row_weights;  // a factor for each row; null: none
+  float* scales;             // [columns of activations / 64, scales_pitch], a column for each row
+  uint32_t scales_pitch;
+  float limit;  // gates count as at most this, ups as within +-this
+};

@@ -102,7 +102,7 @@ struct KBlocks {
   DEVICE bool are_none() const { return kClusterK > 1 && first == end; }
 };
 
-// ---- A warpgroup's share of a tile: all of its units. work/rows.cuh has another share.
+// ---- A warpgroup's share of a tile: all of its units. work/rows_of_tile.cuh has another share.
 
 using Totals = float[kUnitsPerWarpgroup][kUnitN / 2];
 

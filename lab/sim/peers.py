@@ -85,7 +85,7 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
             add(f"values {i} {rank}", to.values, written=True, alignment=16)
             if to.sfa is not None:
                 add(f"sfa {i} {rank}", to.sfa.t(), written=True, alignment=16)
-            for name in ("weights", "addresses", "zeros"):
+            for name in ("weights", "addresses"):
                 add(f"{name} {i} {rank}", getattr(to, name), written=True, alignment=8)
             add(
                 f"out {i} {rank}",
@@ -107,7 +107,7 @@ def launches_of(
     for rank, calls in enumerate(by_rank):
         state = simulation.tensor(f"state {rank}", torch.empty(STATE_WORDS, dtype=torch.int32))
         report = simulation.tensor(f"report {rank}", torch.empty(1, dtype=torch.int32))
-        node = Node(room, addresses, rank, state, sizes.experts_here, report, limit)
+        node = Node(room, addresses, rank, state, sizes.experts_here, report, limit, state)
         launches: list[KernelLaunch] = []
 
         def add(kernel: Kernel[Any], config: Config, values: Mapping[str, Any], grid: int, to: Any = launches) -> None:
@@ -155,8 +155,7 @@ def gathered_of(sizes: Sizes) -> Gathered:
     sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan, dtype=torch.float32)
     values = torch.full((rows, hidden), POISON, dtype=torch.uint8 if is_fp8 else torch.int16)
     weights, addresses = torch.full((rows,), torch.nan, dtype=torch.float32), torch.full((rows,), -1, dtype=torch.int64)
-    scales = sfa.t() if is_fp8 else None
-    return Gathered(values, scales, weights, addresses, torch.full((300,), -1, dtype=torch.int32))
+    return Gathered(values, sfa.t() if is_fp8 else None, weights, addresses)
 
 
 def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which: str) -> None:
@@ -172,7 +171,6 @@ def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which:
         else:
             right = call.gathered[row, : room.weights + 4]
         same(f"row {row} gathered {which}", got, right)
-    same(f"zeros {which}", found[f"zeros {which}"], torch.zeros(300, dtype=torch.int32))
     at = found[f"addresses {which}"]
     unused = [row for row, place in enumerate(call.places) if place is None]
     if not bool((at[unused] == -1).all()):
@@ -322,8 +320,7 @@ class AbsentTrial(PeerTrial):
             for what, got in (("report", found[f"report {rank}"][0]), ("error", found[f"state {rank}"][ERROR_WORD])):
                 if int(got) != last + 1:
                     raise ValueError(f"{what} of rank {rank}: expected {last + 1}, got {int(got)}")
-            same("zeros", found[f"zeros 0 {rank}"], torch.zeros(300, dtype=torch.int32))
-        for rank in range(self.sizes.ranks):  # no rank may store results while others may still read
+        for rank in range(self.sizes.ranks):  # no rank stores results where others may still read
             if self.launches == 0 and not bool((found[f"room {rank}"][room.results : room.flags] == POISON).all()):
                 raise ValueError(f"results on rank {rank}: expected none")
         flags = found[f"room {last}"][room.flags :].view(torch.int32).view(2, -1)[:, :last]

@@ -104,7 +104,7 @@ class SiluTrial(Trial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take rows that are activated and keep their places."""
-        return config.epilogue.activates
+        return config.epilogue.activates and not config.work.is_twice
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> SiluTrial:

@@ -87,7 +87,7 @@ class AddressesTrial(Trial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take rows that go to addresses."""
-        return config.epilogue.has_row_addresses
+        return config.epilogue.has_row_addresses and not config.work.is_twice
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> AddressesTrial:

@@ -25,9 +25,11 @@ import torch
 from fake_gpu import FakeGpu, FakeLauncher
 from torch import Tensor
 
+from deep_gemm.across import gather_rows as gather_rows_kernel
 from deep_gemm.across import message
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
+from deep_gemm.across.rows_twice import COUNTS, COUNTS_OF_BLOCK
 from deep_gemm.casts import lay_scales as scales
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating, activated
@@ -194,7 +196,6 @@ def gather_rows(config: Any, p: Launched) -> None:
         p[name] for name in ("num_slots", "rows", "hidden", "slot_bytes", "max_tokens")
     )
     blocks = -(-hidden // 128)
-    at(p["zeros"], (p["num_zeros"],), INT32).zero_()
     source = at(p["token_of"], (rows,), INT32).long()
     assert int(source.max()) < slots
     is_used = source >= 0
@@ -371,9 +372,34 @@ def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
     product_of_stacked_rows((a, sfa), b, d, ids, *recipes_and_bias(config, p))
 
 
+def both_products(config: Any, p: Launched) -> None:
+    """Compute both products of experts' rows. No slot of a ring is used again here: the middle has all rows."""
+    rows, k, columns = p["groups.rows"], p["k"], p["second.k"]
+    assert p["blocks"] >= rows // 128 + p["groups.count"] and p["slots"] * 128 == p["second.m"]
+    assert not at(p["counts"], (COUNTS + COUNTS_OF_BLOCK * p["blocks"],), INT32).any()
+    a, sfa = torch.zeros(rows, k, dtype=torch.uint8).view(FP8), torch.zeros(-(-k // 128), rows, dtype=FP32)
+    of_rooms = {name.removeprefix("rooms."): value for name, value in p.items() if name.startswith("rooms.")}
+    more = {"num_slots": p["meeting.ranks"] * of_rooms["max_tokens"], "rows": rows, "hidden": k, "pitch": rows}
+    none = {"weights": 0, "slot_bytes": of_rooms["row_bytes"]}
+    to = {"values": a.data_ptr(), "sfa": sfa.data_ptr()}
+    gather_rows(gather_rows_kernel.CONFIGS[1], {**p, **of_rooms, **more, **none, **to})
+    sfa = sfa.t()
+    ends = at(p["groups.layout"], (p["groups.count"],), INT32)
+    middle = torch.empty(rows, columns, dtype=FP8), torch.empty(-(-columns // 128), rows, dtype=FP32).t()
+    limit = None if p["activation.limit"] == inf else p["activation.limit"]
+    b = weights_of(p, is_fp4=False)
+    activated_product_of_rows((a, sfa), b, middle, ends, None, limit=limit, gates_apart=True)
+    of_second = {name.removeprefix("second."): value for name, value in p.items() if name.startswith("second.")}
+    b = weights_of({**p, **of_second, "groups.sfb_stride": p["second_sfb_stride"]}, is_fp4=False)
+    rows_to_addresses(middle, b, ids_of_groups(ends, rows, 1), at(p["second.d"], (rows,), INT64))
+
+
 def fp8_gemm_rows(config: Any, p: Launched) -> None:
     if isinstance(config, DecodeConfig):
         fp8_gemm_few_rows(config, p)
+        return
+    if config.work.is_twice:
+        both_products(config, p)
         return
     m, n, k = p["m"], p["n"], p["k"]
     first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_sfa") if name in p}
@@ -384,9 +410,6 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
         pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
         sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
     b = weights_of(p, is_fp4=config.converts_b, of=config.sfb)
-    if config.epilogue.may_run_beside and p["beside.stored"]:  # the second product's next tile, and counts behind it
-        assert not at(p["beside.next_tile"], (1 + -(-m // 64) + p["groups.count"],), INT32).any()
-        assert p["beside.stored"] == p["beside.next_tile"] + 4
     layout, ids = layout_of(config, p)
     if config.epilogue.has_row_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW

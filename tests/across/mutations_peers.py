@@ -89,8 +89,6 @@ POST_MUTATIONS = [
     Mutation("the first token's columns", _CAST, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
 ]  # fmt: skip
 GATHER_MUTATIONS = [
-    Mutation("the first block's numbers become zeros", _GATHER, "i < p.num_zeros; i += threads", "i < p.num_zeros && i < kNumThreads; i += threads"),
-    Mutation("a rank that missed another keeps its counts", _GATHER, "  for (uint32_t i = thread; i < p.num_zeros; i += threads)", "  if (is_whole(p.meeting)) for (uint32_t i = thread; i < p.num_zeros; i += threads)"),
     Mutation("values of the first slot", _GATHER, "m.rooms[slot / max_tokens] + uint64_t{slot % max_tokens} * row_bytes", "m.rooms[slot / max_tokens]"),
     Mutation("values of the first rank", _GATHER, "m.rooms[slot / max_tokens] + uint64_t", "m.rooms[0] + uint64_t"),
     Mutation("values at the slot's number among all", _GATHER, "uint64_t{slot % max_tokens} * row_bytes", "uint64_t{slot} * row_bytes"),

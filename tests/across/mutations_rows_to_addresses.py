@@ -44,7 +44,7 @@ MUTATIONS = [
     Mutation("rows of a tile that was not moved count as stored", _WORK, "tile.stored_before = index.m * kBlockM - tile.row_m;", "tile.stored_before = index.m > 0 ? 1 : 0;"),
     Mutation("what is stored before is not told", _WORK, "tile.group | tile.stored_before << kGroupBits | ", "tile.group | ", shows_in=ONE_UNIT),
     Mutation("half an address", _STORE, "uint64_t{ptx::shfl_sync(address.y, first + i)} << 32 | ", ""),
-    Mutation("addresses of 4 bytes", _STORE, "uint64_t{row_m} * 8", "uint64_t{row_m} * 4"),
+    Mutation("addresses of 4 bytes", _STORE, "uint64_t{first_address_of(tile) + row} * 8", "uint64_t{first_address_of(tile) + row} * 4"),
     Mutation("rows without room behind them", _STORE, "(part * 32 + first + i) * kRowPitch + at", "(part * 32 + first + i) * (kRowPitch - 16) + at"),
     Mutation("the first row for all", _STORE, "ptx::shfl_sync(address.x, first + i);", "ptx::shfl_sync(address.x, 0);"),
     Mutation("all rows begin at column 0", _STORE, "(to) + row_n * 2 + at", "(to) + at"),

@@ -18,7 +18,7 @@ from rank_threads import Ranks
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import by_peers, experts, rows_to_addresses
+from deep_gemm.across import by_peers, experts, rows_twice
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
@@ -30,13 +30,14 @@ from deep_gemm.moe.routing import expert_rows, stack_routes
 
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
-FORMS = {"few": ["cast_rows"], "activated": [], "beside": []}
+TWICE = [*ALL[:2], "fp8_gemm_rows", *ALL[-2:]]
+FORMS = {"few": [*ALL[:4], "cast_rows", *ALL[4:]], "activated": ALL, "twice": TWICE}
 Given = tuple[Tensor, Tensor, Tensor]
 
 
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
-    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if form == "beside" else 9)
+    monkeypatch.setattr(rows_twice, "LEAST_RANKS", 1 if form == "twice" else 9)
 
 
 @pytest.fixture
@@ -107,15 +108,15 @@ def counts(*names: str) -> dict[str, int]:
 @pytest.mark.few
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256), ("beside", 256)])
+@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), *[(form, 256) for form in FORMS]])
 def test_calls_have_the_bits_of_one_process_by_few_records(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, intermediate: int, world: int, types: Any
 ) -> None:
-    more = FORMS[form]
+    names = FORMS[form]
     if form == "few" and world == 3:
         monkeypatch.setattr(route_rows, "PART", 32)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
-        more = [*more, "count_routes"]
+        names = [*names, "count_routes"]
     take(form, monkeypatch)
     node, limit = Node(monkeypatch, world, weights_of(world * HERE, intermediate)), None if world == 1 else 1.5
 
@@ -126,7 +127,7 @@ def test_calls_have_the_bits_of_one_process_by_few_records(
             right = node.right(one, limit=limit)
             for out in (None, room.fill_(7)[:tokens]):
                 got, count = node.ranks.counted(seen.gpu.launches, partial(layer.decode, *one, out=out))
-                assert tokens <= 3 or count == counts(*ALL, *more)
+                assert tokens <= 3 or count == counts(*names)
                 assert same_bits(got if out is None else out, right)
                 assert (got is None) == (out is not None)
             assert bool((room[tokens:] == 7).all())
@@ -161,14 +162,14 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     monkeypatch.setitem(globals(), "HIDDEN", 256)
     take(form, monkeypatch)
     node = Node(monkeypatch, world, with_fp4(world * HERE, which))
-    more = FORMS["few" if "w1" in which else form]  # of FP4 rows are activated behind the product
+    names = FORMS["few" if "w1" in which or form == "few" else "activated"]  # FP4 is activated behind the product
 
     def of_rank(rank: int) -> None:
         layer = node.layer(rank)
         for number, tokens in enumerate((5, MOST, 7, 3 * (rank == 1))):
             one = given(tokens, world, 10 * number + rank)
             got, count = node.ranks.counted(seen.gpu.launches, partial(layer.decode, *one))
-            assert number not in (1, 2) or count == counts(*ALL, *more)
+            assert number not in (1, 2) or count == counts(*names)
             assert same_bits(got, node.right(one))
 
     node.ranks.run(of_rank)
@@ -189,7 +190,8 @@ def test_calls_with_bf16_weights_have_the_bits_of_one_process(
     sizes = (world * HERE, 192, HIDDEN), (world * HERE, HIDDEN, 96)
     w1, w2 = (torch.randn(size, generator=g).to(of_weights) / 8 for size in sizes)
     node = Node(monkeypatch, world, (w1, w2))
-    names = ["bf16_gemm" if name == "fp8_gemm_rows" else name for name in ALL]
+    names = FORMS["few" if form == "few" else "activated"]
+    names = ["bf16_gemm" if name == "fp8_gemm_rows" else name for name in names]
 
     def of_rank(rank: int) -> None:
         layer = node.layer(rank, limit=limit)
@@ -197,7 +199,7 @@ def test_calls_with_bf16_weights_have_the_bits_of_one_process(
             x, ids, p = given(tokens, world, 10 * number + rank)
             x = x if rank != 1 else x.float() * 1.001
             got, count = node.ranks.counted(seen.gpu.launches, partial(layer.decode, x, ids, p))
-            assert number not in (1, 2) or count == counts(*names, *FORMS[form])
+            assert number not in (1, 2) or count == counts(*names)
             assert same_bits(got, node.right((x, ids, p), limit=limit))
 
     node.ranks.run(of_rank)
@@ -281,14 +283,13 @@ def test_ranks_with_a_record_and_without_understand_each_other(seen: Seen, monke
 def test_a_record_launches_what_the_call_itself_does(
     node: Node, layer: Experts, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for form, more in FORMS.items():
+    for form, names in FORMS.items():
         take(form, monkeypatch)
         monkeypatch.setattr(node, "weights", weights_of(HERE, 128))
         layer, one = node.layer(0), given(6, 1, 0)
         launches = seen.by_record_as_without(partial(layer.decode, *one))
-        assert [kernel for kernel, *_ in launches] == [*ALL[:4], *more, *ALL[4:]]
-        starts_beside = [kernel for kernel, *_, is_dependent in launches if is_dependent]
-        assert starts_beside == (["fp8_gemm_rows"] if form == "beside" else [])
+        assert [kernel for kernel, *_ in launches] == names
+        assert not any(is_dependent for *_, is_dependent in launches)
 
 
 def test_rows_may_lie_apart(node: Node, layer: Experts, seen: Seen) -> None:

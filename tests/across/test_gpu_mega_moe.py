@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from unittest import mock
 
 import pytest
 import torch
@@ -14,10 +13,9 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.across import mega_by_peers, rows_to_addresses
+from deep_gemm.across import mega_by_peers
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.mega_check import mega_sizes
-from deep_gemm.core import call as calls
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -42,19 +40,12 @@ def test_full_shapes_are_the_chain_of_one_expert_after_another(model: Model, cla
         first = room.clone()
         deep_gemm.fp8_mega_moe(room[:count], in_turns, same, buffer, counts, activation_clamp=clamp)
         assert torch.equal(first.view(torch.int16), room.view(torch.int16)), "another call has other bits"
-        room[:count].fill_(torch.nan)
-        with (
-            mock.patch.object(rows_to_addresses, "LEAST_RANKS", 1),
-            mock.patch.multiple(calls, RECORDS={}, recorded=lambda *_: (None, None)),
-        ):
-            deep_gemm.fp8_mega_moe(room[:count], in_turns, same, buffer, counts, activation_clamp=clamp)
-        assert torch.equal(first.view(torch.int16), room.view(torch.int16)), "other bits beside each other"
         assert bool(room[count].isnan().all())
         assert bool(room[:count].isfinite().all())
         drawn = torch.randperm(count, generator=g)[:12].to(DEVICE)
         sample: Tokens = tuple(each[drawn] for each in tokens)  # type: ignore[assignment]
         assert deep_gemm.calc_diff(room[drawn], chain(sample, l1, l2, clamp)) < 1e-4
-        received += 3 * torch.bincount(tokens[2][tokens[2] >= 0], minlength=model.num_experts)
+        received += 2 * torch.bincount(tokens[2][tokens[2] >= 0], minlength=model.num_experts)
         buffer.destroy()
     assert torch.equal(counts, received)
     del l1, l2, in_turns, same
@@ -110,13 +101,10 @@ def test_tokens_are_cast_into_the_buffer_as_on_the_cpu() -> None:
     assert torch.equal(buffer.topk_weights[:5].cpu(), p[:5] * 2.5)
 
 
-@pytest.mark.parametrize(("is_fp4", "least"), [(False, 9), (False, 1), (True, 1)])
+@pytest.mark.parametrize("is_fp4", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(
-    ranks: int, is_fp4: bool, least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int, is_fp4: bool) -> None:
     """Each rank on a stream of its own, three calls in a row."""
-    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", least)
     model, by_rank = Model(512, 256, 16, 4, is_fp4), (24, 0, 7, 1)[:ranks]
     weights, here = model.weights(DEVICE), 16 // ranks
     sizes = [mega_sizes(16, 128, 4, 512, 256, True, "swiglu", rank, ranks) for rank in range(ranks)]

@@ -18,7 +18,7 @@ from mega_cases import random_fp4, weights_on_gpu
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import rows_to_addresses
+from deep_gemm.across import rows_twice
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.message import Arrived, gather, pack, row_bytes
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.gpu
 NUM, HIDDEN, INTER, TOPK, MAX_TOKENS, SECONDS = 8, 512, 256, 4, 24, 5.0
 
 
-@pytest.fixture(params=["apart", "in the product", "in the product, beside the second"], autouse=True)
+@pytest.fixture(params=["apart", "in the product", "by one kernel"], autouse=True)
 def rows_are_activated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows are activated by a kernel of their own, many by the first product: all ways with few."""
     if request.param != "apart":
         monkeypatch.setattr(layers, "MANY_ROWS", 1)
-    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if "beside" in request.param else 9)
+    monkeypatch.setattr(rows_twice, "LEAST_RANKS", 1 if request.param == "by one kernel" else 9)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.across import mega_by_peers, rows_to_addresses
+from deep_gemm.across import mega_by_peers
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.mega_check import mega_sizes
 from deep_gemm.core.check.checks import Operand
@@ -75,11 +75,10 @@ class Node:
 @pytest.mark.few
 @pytest.mark.parametrize("clamp", [None, 0.5])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize("form", ["all at once", "routes by parts", "beside"])
+@pytest.mark.parametrize("form", ["all at once", "routes by parts"])
 def test_calls_have_the_bits_of_one_process(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, world: int, clamp: float | None
 ) -> None:
-    monkeypatch.setattr(rows_to_addresses, "LEAST_RANKS", 1 if form == "beside" else 9)
     if form == "routes by parts":
         monkeypatch.setattr(route_rows, "PART", 64)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)

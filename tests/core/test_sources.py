@@ -47,7 +47,7 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
     kinds, fine = ("dense", "m_grouped_contiguous", "m_grouped_masked"), ("", "_by_64", "_fine")
     of_tokens = {f"fp8_gemm_{kind}{scales}" for kind in kinds for scales in fine}
     of_gradients = {f"fp8_wgrad_gemm_{kind}" for kind in (*kinds, "heads", "k_grouped")}
-    others = {"fp8_gemm_m_grouped_contiguous_silu", "fp8_gemm_heads"}
+    others = {"fp8_gemm_m_grouped_contiguous_silu", "fp8_gemm_m_grouped_twice", "fp8_gemm_heads"}
     assert set(names) == of_tokens | of_gradients | others
     of_bf16 = (*reachable_bf16(), *reachable_bf16_rows(), *reachable_bf16_depths())
     of_bf16_kinds = *kinds, "k_grouped", "m_grouped_contiguous_silu"

@@ -203,6 +203,8 @@ def _tiles_for_rows(output: Output) -> tuple[Tile, ...]:
         return ROWS_FINE
     if output.b == E2M1:
         return (*ROWS_FP4, FEW_FP4) if output.is_fp32 or output.with_c else (*ROWS_FP4, Tile(256, 128), FEW_FP4)
+    if output.work.is_twice:
+        return ROWS_APART[1:]
     if output.epilogue.activates:
         return ROWS_APART if output.epilogue.gates_apart else ROWS_SILU
     usual = ROWS_COUNTS if by_counts else ROWS

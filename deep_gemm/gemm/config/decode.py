@@ -270,7 +270,6 @@ class DecodeConfig(Config):
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.work.window_rows(WINDOW_ROWS),
             "kRunWords": self.work.run_words(self.block_tokens),
-            "kMayRunBeside": False,
         }
         return {
             **constants_of(self, "block_tokens", "block_n", "block_k", "slot_blocks", "num_stages", "num_threads"),

@@ -80,7 +80,7 @@ def fields_of(
         **{each.name: getattr(output, each.name) for each in fields(Output)},  # vars() would slow later reads
         **{"block_m": block_m, "block_n": block_n, "num_math_warpgroups": MATH_WARPGROUPS[block_m]},
         **{"cluster_m": cluster_m, "cluster_n": cluster_n, "cluster_k": cluster_k},
-        "raster_group": RASTER_GROUP * 2 if block_n >= 2 * block_m * cluster_m else RASTER_GROUP,
+        "raster_group": output.work.band or RASTER_GROUP * (2 if block_n >= 2 * block_m * cluster_m else 1),
         "with_c": output.with_c or (output.adds_to_d and not adds_to_d),  # if k is split, C is read, also if it is D
         "adds_to_d": adds_to_d,
     }

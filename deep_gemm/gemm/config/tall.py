@@ -12,7 +12,6 @@ from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW, WHOLE
 from ...core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
 from ..kinds.output import OPERANDS_BY_ROW, Output
-from ..kinds.works import TILE_SLOTS
 
 BLOCK_K = 128
 """FP8 values of a k-block."""
@@ -164,9 +163,9 @@ class GemmConfig(Config, Output):
         """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
 
         Where rows are grouped one of the producer's warps searches the layout, and keeps more where it looks for the
-        last tiles too, or where it searches ids while the loading thread loads B's scales by row. That one has enough
-        with 24. Tiles of 256x128 that keep B's scales by row, whose products never have grouped rows, spill with 232
-        registers, which cost up to 12% on an H200.
+        last tiles too, or fetches rows, or where it searches ids while the loading thread loads B's scales by row.
+        That one has enough with 24. Tiles of 256x128 that keep B's scales by row, whose products never have grouped
+        rows, spill with 232 registers, which cost up to 12% on an H200.
         """
         if self.converts_b:
             return {64: (64, 232), 128: (64, 160), 256: (56, 208)}.get(self.block_m, (0, 0))
@@ -175,7 +174,8 @@ class GemmConfig(Config, Output):
         if self.keeps_row_scales:
             return 24, 240
         searches_ids_with_row_scales = self.work.reads_ids and self.loads_sfb
-        if self.cuts_last_tiles or (searches_ids_with_row_scales and self.num_math_warpgroups == 2):
+        searches_more = self.cuts_last_tiles or self.work.is_twice
+        if searches_more or (searches_ids_with_row_scales and self.num_math_warpgroups == 2):
             return 56, 224
         return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
 
@@ -218,7 +218,7 @@ class GemmConfig(Config, Output):
             outputs = self.num_math_warpgroups * WGMMA_ROWS * (self.block_n * self.output_bytes + 16)
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
-        elif self.epilogue.activates and not self.epilogue.by_tma:
+        elif self.epilogue.activates and not (self.epilogue.by_tma or self.epilogue.has_row_addresses):
             outputs = EMPTY_BYTES
         barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
         before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
@@ -479,7 +479,9 @@ class GemmConfig(Config, Output):
         scales = "by_chunk" if self.has_chunks else scales
         scales = "by_slot" if self.converts_b else "by_halves" if epilogue.activates else scales
         convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
-        of_rows = {"ROWS_PARAMS": f"work/rows{epilogue.params}_params.cuh"} if work.groups_rows else {}
+        has_params = work.groups_rows and not work.is_twice
+        params = "_silu" if epilogue.activates else ""
+        of_rows = {"ROWS_PARAMS": f"work/rows{params}_params.cuh"} if has_params else {}
         gates = {} if epilogue.gates in (None, stores) else {"GATES": f"epilogue/{epilogue.gates}.cuh"}
         return {
             "DESTINATION": f"epilogue/{epilogue.destination}.cuh",
@@ -525,7 +527,7 @@ class GemmConfig(Config, Output):
             "kGroups": work.number,
             "kGateColumns": self.block_n // 2 if epilogue.gates_apart else 8,
             "kColumnsOfValue": 1 + epilogue.activates,  # gate and up, or one
-            "kTileSlots": TILE_SLOTS,
+            "kTileSlots": work.tile_slots,
             "kWindowRows": work.window_rows(),
             "kRunWords": work.run_words(self.block_m),
             "kAIsMnMajor": self.majors.a_is_mn,
@@ -537,7 +539,6 @@ class GemmConfig(Config, Output):
             "kSfbIsPerRow": self.loads_sfb,
             "kSkipsMid": epilogue.skips_mid,
             "kToAddresses": epilogue.has_row_addresses,
-            "kMayRunBeside": epilogue.may_run_beside,
             "kLoopsInBatches": not work.is_along_k,
             "kLoadsScalesByAddress": work.is_along_k,
         }

@@ -1,5 +1,5 @@
 // From accumulators to silu(gate) * up in BF16. A unit's columns are kGateColumns of gate, then as many of up
-// (work/rows_of_layer_params.cuh says which rows of B they are), so a thread has gate and up of a column. Both are rounded to BF16, as
+// (work/rows_silu_params.cuh says which rows of B they are), so a thread has gate and up of a column. Both are rounded to BF16, as
 // a product in BF16 would be, and the activation takes the place of the gate. Panels are stored as for any D, half as many.
 //
 // A number is what cast/source_silu.cuh would make of gates and ups. Rows have no weights here.

@@ -1,5 +1,5 @@
 // Gate and up of the columns under one scale, where B has all rows of gate first: 128 columns, gate in one unit and up in the
-// next (work/rows_of_layer_params.cuh says which rows of B these are). Both are rounded to BF16, as a product in BF16 would be.
+// next (work/rows_silu_params.cuh says which rows of B these are). Both are rounded to BF16, as a product in BF16 would be.
 #pragma once
 #include "cast/silu.cuh"
 #include "config.cuh"

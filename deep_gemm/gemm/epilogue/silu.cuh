@@ -91,15 +91,6 @@ struct Output {
       for (uint32_t half = 0; half < 2; ++half)
         store_row(p.activation, p.d, p.d_pitch, total, unit, half, first_row + row_of_unit(unit) + half * 8, tile.end_m,
                   (tile.row_n + column_of_unit(unit)) / 2);
-    if (runs_beside(p)) count_stored(p.beside, tile);
-  }
-
-  // Counts this warp's rows of a tile, whole or half.
-  DEVICE void count_stored(const Beside& beside, const Tile& tile) const {
-    ptx::syncwarp();  // all lanes have stored
-    if (ptx::lane_index() != 0) return;
-    uint32_t* const count = count_of_block(beside, tile.row_m + tile.stored_before, tile.group, kBlockM);
-    ptx::red_release_gpu_add_b32(count, tile.is_narrow ? 1 : 2);
   }
 
   // Stores a row of each four lanes. All lanes take part, also if their row is not the group's.

@@ -44,17 +44,17 @@ struct RowsToStore {
   ptx::Uint2 addresses[ceil_div(kRows, 32)];  // where row i goes, in lane i % 32; 0: nowhere
 
   // Asks for the addresses of rows from `first_row` of the tile on.
-  DEVICE void expect(const Params& p, const Tile& tile, uint32_t first_row) {
+  DEVICE void expect(const Product& p, const Tile& tile, uint32_t first_row) {
 #pragma unroll
     for (uint32_t i = 0; i < ceil_div(kRows, 32); ++i) {
       const uint32_t row_of_part = i * 32 + ptx::lane_index(), row = first_row + row_of_part, row_m = tile.row_m + row;
       addresses[i] = {0, 0};
       if (row_of_part < kRows && row >= tile.stored_before && row_m < tile.end_m)
-        addresses[i] = ptx::ld_global_v2_b32(p.d + uint64_t{row_m} * 8);
+        addresses[i] = ptx::ld_global_v2_b32(p.d + uint64_t{first_address_of(tile) + row} * 8);
     }
   }
 
-  DEVICE void store(const Params& p, const uint8_t* rows, uint32_t row_n) const {
+  DEVICE void store(const Product& p, const uint8_t* rows, uint32_t row_n) const {
     const uint32_t left = row_n < p.n ? p.n - row_n : 0, bytes = (left < kBlockN ? left : kBlockN) * 2;
     const bool is_inside = ptx::lane_index() * 16 < bytes;
     const uint32_t at = is_inside ? ptx::lane_index() * 16 : 0;
@@ -99,7 +99,7 @@ struct Output {
     const uint32_t lane = ptx::lane_index();
     uint8_t* rows = storage.buffers + ptx::warp_index() * kWarpBytes;
     // The rows of the tile before have been read.
-    if constexpr (kStoringWarps > 0) ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;
+    if constexpr (kStoringWarps > 0) wait_until_free();
     else ptx::syncwarp();
     // stmatrix takes the address of row i of its four 8x8 matrices from lane i: as in epilogue/panels.cuh.
 #pragma unroll
@@ -111,6 +111,17 @@ struct Output {
     ptx::syncwarp();  // all lanes have written
     if constexpr (kStoringWarps == 0) own.store(p, rows, tile.row_n);
     else if (lane == 0) ptx::mbarrier_arrive(&barriers.ready[warpgroup]);
+  }
+
+  DEVICE void wait_until_free() {
+    ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;
+  }
+
+  // Makes the storing warp take a tile whose rows this warp has stored by itself.
+  DEVICE void hand_over() {
+    wait_until_free();
+    ptx::syncwarp();  // all lanes have stored
+    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.ready[warpgroup]);
   }
 
   DEVICE void finish() {}

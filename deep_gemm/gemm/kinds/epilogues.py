@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...core.check.recipes import BFLOAT16, E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
-from .works import ENDS, Named, Work
+from .works import ENDS, TWICE, Named, Work
 
 
 def store(d: Tensor, c: Tensor | None, sums: Tensor) -> None:
@@ -53,10 +53,6 @@ class Epilogue(Named):
     """Tiles go through panels in shared memory, and by a tensor map to D."""
     output_bytes: int = 0
     """Bytes of an element of D; 0 if D's type says it."""
-    params: str = ""
-    """The part of the name of its file of parameters, where rows are grouped."""
-    may_run_beside: bool = False
-    """Its kernel can be either of two products that run beside each other: gemm/work/tile_queue.cuh."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
     has_row_addresses: bool = False
@@ -95,8 +91,6 @@ TO_ADDRESSES = Epilogue(
     suffix=" to addresses",
     by_tma=False,
     has_row_addresses=True,
-    params="_of_layer",
-    may_run_beside=True,
     work=ENDS,
     operands=((E4M3, PER_ROW, PER_BLOCK), (E4M3, PER_64, PER_BLOCK), (E2M1, PER_ROW, MX)),
 )
@@ -104,32 +98,29 @@ TO_ADDRESSES = Epilogue(
 TO_ADDRESSES_IN_BF16 = replace(TO_ADDRESSES, operands=((BFLOAT16, None, None),))
 """The same of BF16 operands."""
 SILU = Epilogue(
-    source="silu",
-    gates="gates_in_turn",
-    name="silu",
-    kernel="_silu",
-    by_tma=False,
-    output_bytes=1,
-    params="_of_layer",
-    may_run_beside=True,
-    work=ENDS,
+    source="silu", gates="gates_in_turn", name="silu", kernel="_silu", by_tma=False, output_bytes=1, work=ENDS
 )
 """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
 SILU_OF_HALVES = replace(SILU, gates="gates_apart", name="silu of halves")
 """The same of a B that has gate's rows first: a scale is for 128 columns, and gate and up are rounded to BF16."""
+SILU_THEN_ROWS = Epilogue(
+    source="silu_or_rows",
+    gates="gates_apart",
+    name="silu, then rows",
+    suffix=" to addresses",
+    by_tma=False,
+    has_row_addresses=True,
+    output_bytes=2,
+    work=TWICE,
+)
+"""Of two products by one kernel: SILU_OF_HALVES makes A of the second, whose rows go TO_ADDRESSES."""
 SILU_IN_BF16 = Epilogue(
-    source="activated",
-    gates="activated",
-    name="silu",
-    kernel="_silu",
-    params="_of_layer",
-    work=ENDS,
-    operands=((BFLOAT16, None, None),),
+    source="activated", gates="activated", name="silu", kernel="_silu", work=ENDS, operands=((BFLOAT16, None, None),)
 )
 """BF16 operands, a B that has gate's rows first, and D is silu(gate) * up in BF16: tiles go through panels to D."""
 
 
 def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:
     """List epilogues of FP8 that are made for one kind of work, with it and each of their operands."""
-    all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES
+    all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES, SILU_THEN_ROWS
     return [(each, each.work, operands) for each in all_of_them if each.work is not None for operands in each.operands]

@@ -15,6 +15,8 @@ TILE_SLOTS = 4
 TILE_BYTES = 16
 MAIL_BYTES = 24
 """Size of `NumberMail` in gemm/work/k_scheduler.cuh."""
+STAGING_BYTES = 8192
+"""Size of `staging` in gemm/work/rows_twice.cuh."""
 WINDOW_ROWS = 2048
 RUN_WORDS = 36
 """Room for the first rows of runs of one id, in kernels of low tiles; see gemm/work/layout.cuh."""
@@ -73,6 +75,12 @@ class Work(Named):
     """Shared memory of the file besides the queue."""
     alignment: int = 1
     """Alignment of the file's shared memory."""
+    is_twice: bool = False
+    """Tiles are of two products. Rows of the first are fetched from the rooms of a node's ranks, into a ring."""
+    band: int = 0
+    """Tiles along m that the raster takes before it moves on along n; 0: as many as the tile's shape wants."""
+    tile_slots: int = TILE_SLOTS
+    """Tiles that the queue holds."""
     may_split_k: bool = True
     """CTAs of a cluster may share out k."""
     takes_fine_scales: bool = False
@@ -96,7 +104,7 @@ class Work(Named):
     def queue_bytes(self, rows_of_tile: int, window_rows: int = WINDOW_ROWS) -> int:
         """Size of `TileQueue` in gemm/work/tile_queue.cuh but for its alignment; 0 without a queue."""
         words = self.window_rows(window_rows) + self.run_words(rows_of_tile)
-        return TILE_SLOTS * (TILE_BYTES + 2 * 8) + words * 4 if self.queue else 0
+        return self.tile_slots * (TILE_BYTES + 2 * 8) + words * 4 if self.queue else 0
 
 
 DENSE = Work(name="", kernel="dense", source="dense", number=0, decode="one", takes_fine_scales=True)
@@ -118,6 +126,17 @@ IDS = Work(
 """Rows stacked by group, and a group's number for each row."""
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
 """Rows stacked by group, and where each group's rows end."""
+TWICE = replace(
+    ENDS,
+    name="ends twice",
+    kernel="m_grouped_twice",
+    source="rows_twice",
+    is_twice=True,
+    band=8,
+    tile_slots=2,
+    more_bytes=STAGING_BYTES,
+)
+"""The same for two products: the kernel fetches A of the first one, whose result is A of the second."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""
 DEPTHS = Work(
@@ -162,4 +181,4 @@ SUM = Work(
     name="sum", kernel="sum", source="sums", number=6, line="{groups} x {m} x {n} x {k}, added up, runs", is_summed=True
 )
 """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
-WORKS = (DENSE, IDS, ENDS, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
+WORKS = (DENSE, IDS, ENDS, TWICE, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)

@@ -61,8 +61,8 @@ TRIALS = [
 _OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.cuh"
 _OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
 _GEMM, _ONCE, _STORE = "fp8_gemm.cuh", "epilogue/split_once.cuh", "epilogue/store.cuh"
-_PARTS, _TILE, _ROWS, _COUNTED = "work/k_parts.cuh", "tile.cuh", "work/rows.cuh", "work/k_counted.cuh"
-_ACTIVATED, _SILU_PARAMS = "epilogue/activated.cuh", "work/rows_of_layer_params.cuh"
+_PARTS, _TILE, _OF_TILE, _COUNTED = "work/k_parts.cuh", "tile.cuh", "work/rows_of_tile.cuh", "work/k_counted.cuh"
+_ACTIVATED, _SILU_PARAMS = "epilogue/activated.cuh", "work/rows_silu_params.cuh"
 _LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
 
 MUTATIONS = [
@@ -74,7 +74,7 @@ MUTATIONS = [
     Mutation("bytes of rows that an MN-major box has not", _OPERAND, "!kAIsMnMajor && p.m < kBoxRowsOfA", "p.m < kBoxRowsOfA", shows_in=TURNED),
     Mutation("an MN-major box that begins anywhere", _TILE, " && !kAIsMnMajor) move_up", ") move_up", shows_in=TURNED),
     Mutation("bytes of scales that there are not", _SLOT, "kHasScales ? kScaleParts * kScaleRows + (kSfbIsPerRow ? kScalePartsOfB * kBlockN : 0) : 0", "32", shows_in=PLAIN),
-    Mutation("B of the first group", _ROWS, "row_of_b(p, tile.row_n + row), tile.group);", "row_of_b(p, tile.row_n + row), 0);", shows_in=WIDE),
+    Mutation("B of the first group", _OF_TILE, "row_of_b(p, tile, tile.row_n + row), tile.group);", "row_of_b(p, tile, tile.row_n + row), 0);", shows_in=WIDE),
     # Products
     Mutation("the next 64 rows at the wrong place", _SLICE, "mn_major_descriptor_low(address, kBytesOf64Rows)", "mn_major_descriptor_low(address, 1024)", shows_in=TURNED),
     Mutation("an MN-major operand described as K-major", _SLICE, "return kIsMnMajor ?", "return kIsMnMajor && !kBIsMnMajor ?", shows_in=TURNED),

@@ -60,11 +60,11 @@ TRIALS = [
 ]  # fmt: skip
 
 _WRITE, _CHUNK, _ROW, _TILE = "convert/scales_of_blocks.cuh", "scales/by_chunk.cuh", "scales/by_row.cuh", "tile.cuh"
-_LOOP, _GEMM, _OPERAND, _ROWS, _SLOT, _THREAD = (
+_LOOP, _GEMM, _OPERAND, _OF_TILE, _SLOT, _THREAD = (
     "mainloop.cuh",
     "fp8_gemm.cuh",
     "operand.cuh",
-    "work/rows.cuh",
+    "work/rows_of_tile.cuh",
     "slot.cuh",
     "scales/thread.cuh",
 )
@@ -73,7 +73,7 @@ _ARRIVE = "if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&shared.ring.full[at
 MUTATIONS = [
     # Written to slots
     Mutation("the slot is full without its scales", _GEMM, "shared.ring.init(kFinishingWarps);", "shared.ring.init();"),
-    Mutation("the warp that scales takes no tiles", _ROWS, "kConvertGroups * kConvertWarps + kScalingWarps);", "kConvertGroups * kConvertWarps);", shows_in=IDS),
+    Mutation("the warp that scales takes no tiles", "work/rows.cuh", "kConvertGroups * kConvertWarps + kScalingWarps);", "kConvertGroups * kConvertWarps);", shows_in=IDS),
     Mutation("scales overwrite those that are read", _WRITE, "        wait_until_free(shared.ring, at);\n", ""),
     Mutation("the slot is full before all lanes have written", _WRITE, f"        ptx::syncwarp();\n        {_ARRIVE}", f"        {_ARRIVE}"),
     Mutation("nobody says that scales are there", _WRITE, _ARRIVE, ""),
@@ -122,7 +122,7 @@ MUTATIONS = [
     # Loaded
     Mutation("scales of A of the k-block's number", _OPERAND, "tile.row_m, k_block * kScaleParts,", "tile.row_m, k_block,", shows_in=PARTS),
     Mutation("scales of B of the k-block's number", _OPERAND, "tile.row_n, k_block * kScalePartsOfB,", "tile.row_n, k_block,", shows_in=BY_ROW),
-    Mutation("scales of B of the k-block's number, by groups", _ROWS, "k_block * kScalePartsOfB, tile.group);", "k_block, tile.group);", shows_in=IDS_BY_ROW),
+    Mutation("scales of B of the k-block's number, by groups", _OF_TILE, "k_block * kScalePartsOfB, tile.group);", "k_block, tile.group);", shows_in=IDS_BY_ROW),
     Mutation("B's scales land upon A's", _OPERAND, "slot.scales + kScaleParts * kScaleRows, tile.row_n", "slot.scales + kScaleRows, tile.row_n", shows_in=BY_ROW),
     Mutation("B's scales are read among A's", _THREAD, "first_scales + kScaleParts * kScaleRows +", "first_scales + kScaleRows +", shows_in=PARTS),
     Mutation("fewer scales are expected", _OPERAND, "kHasScales && kScaleParts == 1 && p.m < kBlockM", "kHasScales && p.m < kBlockM", shows_in=PARTS),

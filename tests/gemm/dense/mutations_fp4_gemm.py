@@ -46,7 +46,13 @@ TRIALS = [
 ]
 
 _E2M1, _E4M3, _SCALES, _SLOT = "convert/e2m1.cuh", "e4m3_of_e2m1.cuh", "scales/by_slot.cuh", "slot.cuh"
-_GEMM, _LOOP, _SKIP, _OPERAND, _ROWS = "fp8_gemm.cuh", "mainloop.cuh", "skip.cuh", "operand.cuh", "work/rows.cuh"
+_GEMM, _LOOP, _SKIP, _OPERAND, _OF_TILE = (
+    "fp8_gemm.cuh",
+    "mainloop.cuh",
+    "skip.cuh",
+    "operand.cuh",
+    "work/rows_of_tile.cuh",
+)
 _KNOWN = "ptx::mbarrier_wait_parity(&storage.known[slot], (number / kPassSlots & 1) ^ 1);"
 _TELL = "ptx::st_shared_b32(which == 0 ? &storage.passes[slot].x : &storage.passes[slot].y, needed);"
 _COUNT = "ptx::mbarrier_arrive(&storage.counted[slot]);"
@@ -67,7 +73,7 @@ MUTATIONS = [
     Mutation("B is not expected", _GEMM, "if constexpr (kConvertWarps > 0) ptx::mbarrier_arrive_expect_tx(slot.full_of_b, kPackedBytes);", ""),
     Mutation("whole lines of B are expected", _SLOT, "kBoxRowsOfB * kLoadedLineBytesOfB;", "kBoxRowsOfB * kLineBytes;"),
     Mutation("B is expected with A", _SLOT, "(kConvertWarps > 0 ? 0 : kBBytes)", "kBBytes"),
-    Mutation("takers of tiles that convert are not waited for", _ROWS, "1 + kConvertGroups * kConvertWarps + kScalingWarps", "1 + kScalingWarps", shows_in=IDS),
+    Mutation("takers of tiles that convert are not waited for", "work/rows.cuh", "1 + kConvertGroups * kConvertWarps + kScalingWarps", "1 + kScalingWarps", shows_in=IDS),
     # Passes
     Mutation("passes are read before they are told", _E2M1, "      ptx::mbarrier_wait_parity(&storage.counted[slot], number / kPassSlots & 1);\n", ""),
     Mutation("the other parity of what is told", _E2M1, "&storage.counted[slot], number / kPassSlots & 1)", "&storage.counted[slot], ~number / kPassSlots & 1)"),
@@ -156,12 +162,12 @@ MUTATIONS = [
     Mutation("the rows of all warps in one place", _OPERAND, "slot.b + row * kLineBytes", "slot.b"),
     Mutation("the rows of warps close to each other", _OPERAND, "slot.b + row * kLineBytes", "slot.b + row * kLoadedLineBytesOfB"),
     Mutation("the first rows for all warps", _OPERAND, "                                                        tile.row_n + row,", "tile.row_n,"),
-    Mutation("the first scales in both boxes", _ROWS, "tile.row_m - skipped_scales(tile) + row, k_block", "tile.row_m - skipped_scales(tile), k_block", shows_in=TALL_IDS),
-    Mutation("both boxes of scales in one place", _ROWS, "slot.scales + row, tile.row_m - skipped", "slot.scales, tile.row_m - skipped", shows_in=TALL_IDS),
+    Mutation("the first scales in both boxes", _OF_TILE, "tile.row_m - skipped_scales(tile) + row, k_block", "tile.row_m - skipped_scales(tile), k_block", shows_in=TALL_IDS),
+    Mutation("both boxes of scales in one place", _OF_TILE, "slot.scales + row, tile.row_m - skipped", "slot.scales, tile.row_m - skipped", shows_in=TALL_IDS),
     Mutation("a short tile keeps its slots", _LOOP, "is_part) return release(ring, slots[0], ptx::lane_index());", "is_part) return;", shows_in=TALL_IDS),
     Mutation("whole tiles are short", _LOOP, "i == kUnitsOfPart && is_part)", "i == kUnitsOfPart)", shows_in=TALL_IDS),
     Mutation("a short tile goes on to the next slot at its end", _LOOP, "(kBranchesOnParts ? kUnitsOfPart : kPieces)", "kPieces", shows_in=TALL_IDS),
-    Mutation("B of groups twice as far along k", _ROWS, "k / kPackedB", "k", shows_in=COUNTS),
+    Mutation("B of groups twice as far along k", _OF_TILE, "k / kPackedB", "k", shows_in=COUNTS),
     # Values
     Mutation("0.5 is 0.25", _E4M3, "kLowValues = 0x3c383000", "kLowValues = 0x3c382800"),
     Mutation("no shift beyond 2^5", _E4M3, "kShiftOfOne = 5", "kShiftOfOne = 4"),

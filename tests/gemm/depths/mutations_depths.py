@@ -102,7 +102,7 @@ MUTATIONS = [
     # Dealing and loading
     Mutation("one more taker is awaited", _WORK, "queue.init(kNumMathWarps);", "queue.init(kNumMathWarps + 1);"),
     Mutation("one taker less is awaited", _WORK, "queue.init(kNumMathWarps);", "queue.init(kNumMathWarps - 1);"),
-    Mutation("a slot is dealt into that is not free", _QUEUE, "    ptx::mbarrier_wait_parity(&empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
+    Mutation("a slot is dealt into that is not free", _QUEUE, "    wait_until_free(number);\n", ""),
     Mutation("the end of tiles looks like a group without depth", _WORK, "0xffffffff", "0"),
     Mutation("nobody is told of the end", _WORK, "    deal(kNoMoreTiles);\n", ""),
     Mutation("tiles are dealt into one slot", _WORK, "tile.num_k_blocks, tile.group});\n    ++number;\n", "tile.num_k_blocks, tile.group});\n"),

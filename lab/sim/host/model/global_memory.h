@@ -94,6 +94,7 @@ uint32_t add_at_once(uint32_t* pointer, uint32_t value, const Order& order) {
   order(machine->counted[pointer]);
   const uint32_t before = *word;
   *word += value;
+  wake(machine->waiting_for_count[pointer]);
   yield();
   return before;
 }
@@ -132,22 +133,15 @@ void st_global_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 uint32_t atom_add(uint32_t* p, uint32_t value) {
   return sim::add_at_once(p, value, [](sim::Known&) {});
 }
-uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) {
-  return sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known), sim::learn(known); });
-}
-// Here two ranks represent two kernels on one GPU.
+// With other ranks two ranks stand for two kernels on one GPU.
 void red_release_gpu_add_b32(uint32_t* p, uint32_t value) {
   sim::add_at_once(p, value, [p](sim::Known& known) {
+    sim::tell(known), sim::join(machine->counted_fenced[p], self->fenced);
     if (!machine->launch.other_ranks) return;
-    sim::tell(known);
     release_own(known, machine->launch.rank ^ 1);
     const auto address = reinterpret_cast<uint64_t>(p);
     *news_at(*find_buffer(address, 4), address) = static_cast<uint8_t>(machine->launch.rank + 1) | kReleased;
   });
-}
-void st_release_sys_b32(uint32_t* p, uint32_t value) {
-  yield();
-  store_bytes(global_access(p, 4, true, "st_release_sys_b32"), &value, 4, true);
 }
 uint32_t ld_acquire_sys_b32(const uint32_t* p) {
   yield();
@@ -157,7 +151,29 @@ uint32_t ld_acquire_sys_b32(const uint32_t* p) {
 }
 uint32_t ld_acquire_gpu_b32(const uint32_t* p) {
   machine->waits_for_rank = true;
-  return ld_acquire_sys_b32(p);
+  if (machine->launch.other_ranks) return ld_acquire_sys_b32(p);
+  yield();
+  const auto* word = reinterpret_cast<const uint32_t*>(global_access(p, 4, false, "ld_acquire_gpu_b32"));
+  if (self->asked == std::pair<const void*, uint32_t>{p, *word})  // asks again and again
+    block(machine->waiting_for_count[p], {"waits for another count than", [word] { return text(*word); }});
+  self->asked = {p, *word};
+  self->same_answers = self->seen == self->asked ? self->same_answers + 1 : 0;
+  self->seen = self->asked;
+  sim::learn(machine->counted[p]), sim::join(self->told_fenced, machine->counted_fenced[p]);
+  return *word;
+}
+void fence_proxy_async_global() {
+  self->fenced_at = machine->acquired;
+  self->fenced = known_of(*self);
+  join(self->for_tma, self->told_fenced);
+  yield();
+}
+uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) {
+  return sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known), sim::learn(known); });
+}
+void st_release_sys_b32(uint32_t* p, uint32_t value) {
+  yield();
+  store_bytes(global_access(p, 4, true, "st_release_sys_b32"), &value, 4, true);
 }
 uint64_t global_timer() { return machine->now; }
 

@@ -7,6 +7,7 @@
 
 // Generated with the kernel: calls it with arguments from an array of pointers.
 extern "C" void sim_call_kernel(void** arguments);
+extern "C" size_t sim_argument_bytes(size_t index);
 
 namespace sim {
 
@@ -167,6 +168,19 @@ inline void choose_bias() {
   if (places.schedule == kLateStores) bias.store_delay = 1u << 30;
 }
 
+// Finds the writable buffers that tensor maps among the arguments are of.
+inline void note_mapped() {
+  for (size_t i = 0; const size_t bytes = sim_argument_bytes(i); ++i) {
+    const auto* argument = static_cast<const uint8_t*>(machine->launch.arguments[i]);
+    for (size_t at = 0; at + sizeof(ptx::TensorMap) <= bytes; at += alignof(ptx::TensorMap)) {
+      ptx::TensorMap map;
+      std::memcpy(&map, argument + at, sizeof map);
+      const Buffer* buffer = map.magic == ptx::TensorMap::kMagic ? find_buffer(map.tensor, 1) : nullptr;
+      if (buffer && buffer->is_writable) machine->mapped.insert(buffer);
+    }
+  }
+}
+
 inline void check_launch(const Launch& launch) {
   const auto refuse = [](const std::string& what) { throw Failure{"launch: " + what}; };
   if (launch.threads == 0 || launch.threads % kLanes || launch.threads > 1024)
@@ -183,6 +197,7 @@ inline void run(const Launch& launch) {
   machine->launch = launch;
   machine->random = launch.seed * 0x9e3779b97f4a7c15ull + 1;
   check_launch(launch);
+  note_mapped();
   choose_bias();
   const size_t clusters = launch.grid / launch.cluster_size;
   const size_t resident = std::min<size_t>(clusters, std::max(1u, launch.num_sms / launch.cluster_size));

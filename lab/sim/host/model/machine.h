@@ -60,6 +60,7 @@ struct Mbarrier {
   // Data that TMA has written in a phase, but that ordinary loads cannot see yet, because no thread has waited.
   std::vector<std::pair<uint64_t, Range>> landed;
   std::vector<Sent> sent;
+  std::vector<uint64_t> known;  // of the threads that have arrived
 };
 
 // The true values of accumulators, while the kernel's registers are poisoned.
@@ -192,11 +193,15 @@ struct Fiber {
   std::vector<Copy> copies;  // issued, but no wait has covered them
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::vector<const void*> unreleased_maps;  // tensor maps that this thread has written
-  std::set<const void*> acquired_maps;       // maps from kernels that this thread may use
-  uint64_t fenced = 0;       // the value of `acquired` at its last fence for TMA's loads from global memory
+  std::set<const void*> acquired_maps;       // maps made by kernels that this thread may use
+  uint64_t fenced_at = 0;    // `acquired` at its last fence for TMA's loads from global memory
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
   Known known;
+  Known fenced, told_fenced, for_tma;  // of stores to memory that TMA loads: see peers.h
+  std::pair<const void*, uint32_t> seen{};   // the count that was read last, and its value
+  uint32_t same_answers = 0;                 // how often in a row a poll found nothing new
+  std::pair<const void*, uint32_t> asked{};  // the count that was read last, since a barrier or the warp was waited for, and its value
 
   uint32_t lane() const { return thread % kLanes; }
   Warp& warp() const { return cta->warps[thread / kLanes]; }
@@ -225,10 +230,12 @@ struct Machine {
   std::vector<Fiber*> ready;
   std::vector<uint64_t> stored;                                                   // by place of a fiber
   std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
-  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of the last store to a word
-  uint64_t acquired = 0;                                                          // number of loads that acquired
-  std::unordered_map<uint64_t, uint64_t> acquired_at;                             // the value of `acquired` by a peer's word
-  std::map<const void*, Known> counted;                                           // at words of releasing atomics
+  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of a word's last one
+  uint64_t acquired = 0;                                                          // times that a load acquired
+  std::unordered_map<uint64_t, uint64_t> acquired_at;                             // of a peer's word
+  std::map<const void*, Known> counted, counted_fenced;                           // at words of atomics that release
+  std::map<const void*, WaitList> waiting_for_count;
+  std::set<const Buffer*> mapped;                                                 // writable buffers of tensor maps
   uint32_t ready_polling = 0;
   bool waits_for_rank = false;  // a thread polls a word of another rank, which may need the next turn
   std::priority_queue<Event> events;

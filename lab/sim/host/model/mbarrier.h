@@ -40,6 +40,7 @@ inline void arrive(Mbarrier& barrier, const char* what) {
   if (barrier.pending == 0)
     fail(std::string(what) + ": more arrivals than " + at(barrier.offset) + " was initialized for (" +
          text(barrier.expected) + "), while " + std::to_string(barrier.bytes) + " bytes are still to land");
+  tell(barrier.known);
   --barrier.pending;
   advance_if_complete(barrier);
 }
@@ -60,6 +61,7 @@ inline bool is_over(const Mbarrier& barrier, uint32_t parity) { return (barrier.
 
 // Lets a thread that has seen a phase end read the data that arrived in it.
 inline void show_landed(Cta* cta, Mbarrier& barrier) {
+  learn(barrier.known);
   auto& landed = barrier.landed;
   for (size_t i = 0; i < landed.size();) {
     if (landed[i].first >= barrier.phase) {
@@ -91,8 +93,10 @@ inline bool ask(uint64_t* pointer, uint32_t parity, const char* what) {
   if (parity > 1) fail(std::string(what) + ": parity " + text(parity) + "; it is 0 or 1");
   Mbarrier& barrier = mbarrier_of(pointer, what);
   poll({"asks for the end of", [&barrier, parity] { return describe(barrier, parity); }});
-  // A barrier may answer late, but not in every run: a vote of 32 lanes that each may miss the answer rarely succeeds.
+  // A barrier may answer late, but not in every run: a vote of 32 lanes that may each miss the answer rarely passes.
+  ++self->same_answers;
   if (!is_over(barrier, parity) || (machine->bias.late_answers && one_in(4))) return false;
+  self->same_answers = 0;
   show_landed(self->cta, barrier);
   return true;
 }
@@ -156,6 +160,7 @@ void mbarrier_wait_parity(uint64_t* pointer, uint32_t parity) {
   while (!is_over(barrier, parity))
     block(barrier.waiting, {"waits for the end of", [&barrier, parity] { return describe(barrier, parity); }});
   show_landed(self->cta, barrier);
+  self->asked = {};
   yield();
 }
 

@@ -2,8 +2,11 @@
 // threads' stores, and a release arrives after all stores that its thread knows of. Arrived bytes are news: an ordinary
 // load of the owner may read them only after a load with acquire has read a flag that the same peer released.
 //
-// In the other direction, a peer may read a store of this rank to its own memory if a thread that knew of the store has
-// released a flag there, and the peer has acquired the flag.
+// The other way round, a peer may read a store of this rank to its own memory if a thread that knew of the store has
+// released a flag there, and the peer has acquired it.
+//
+// TMA loads words that ordinary stores of the same kernel have written as poison, unless a thread that knew of them fenced
+// and then released, and the loading thread acquired and then fenced.
 #pragma once
 #include "scheduler.h"
 
@@ -55,15 +58,18 @@ inline bool is_known_to_tma(const Buffer& buffer, uint64_t address) {
   if (!is_of_peer(buffer) || !buffer.held) return true;
   if (buffer.held[(address - buffer.base) / 4] & bit_of(machine->launch.rank)) return false;
   const auto acquired = machine->acquired_at.find(address / 4);
-  return acquired == machine->acquired_at.end() || self->fenced >= acquired->second;
+  return acquired == machine->acquired_at.end() || self->fenced_at >= acquired->second;
 }
 
 // Records a store of this rank to its own memory.
 inline void hold(const Buffer& buffer, uint64_t address, uint32_t size, size_t place) {
-  if (!machine->launch.other_ranks || !buffer.held) return;
+  const bool is_for_peers = machine->launch.other_ranks && buffer.held;
+  if (!is_for_peers && !machine->mapped.count(&buffer)) return;
   const uint64_t word = (address - buffer.base) / 4, words = (size + 3) / 4;
-  std::memset(buffer.held + word, 0xff, words);
-  std::memset(buffer.released + word, 0, words);
+  if (is_for_peers) {
+    std::memset(buffer.held + word, 0xff, words);
+    std::memset(buffer.released + word, 0, words);
+  }
   for (uint64_t i = 0; i < words; ++i) machine->own_stores[address / 4 + i] = {place, machine->stored[place]};
   ++machine->stored[place];
 }
@@ -110,12 +116,20 @@ inline const Known& known_of(Fiber& fiber) {
   return fiber.known;
 }
 
-// Adds this thread's knowledge to `known`, from which other threads learn.
+// Adds this thread's knowledge to `known`; other threads learn from there.
+inline bool is_tracking() { return machine->launch.other_ranks || !machine->mapped.empty(); }
 inline void tell(Known& known) {
-  if (machine->launch.other_ranks) join(known, known_of(*self));
+  if (is_tracking()) join(known, known_of(*self));
 }
 inline void learn(const Known& known) {
-  if (machine->launch.other_ranks) join(self->known, known);
+  if (is_tracking()) join(self->known, known);
+}
+
+inline bool is_shown_to_tma(uint64_t address) {
+  const auto store = machine->own_stores.find(address / 4);
+  if (store == machine->own_stores.end()) return true;
+  const auto [place, number] = store->second;
+  return place < self->for_tma.size() && number < self->for_tma[place];
 }
 
 inline void store_to_peer(const Buffer& buffer, uint64_t address, const void* bytes, uint32_t size, bool is_release) {

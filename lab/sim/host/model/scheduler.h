@@ -111,10 +111,13 @@ inline void run_next_event() {
   event.run();
 }
 
+// A thread that polls in vain must not keep a slow one from its turns.
+inline bool may_wait(const Fiber& fiber) { return fiber.is_slow || fiber.same_answers > 100; }
+
 inline Fiber* take_ready() {
   auto& ready = machine->ready;
   uint32_t i = random_below(static_cast<uint32_t>(ready.size()));
-  for (int tries = 0; tries < 24 && ready[i]->is_slow; ++tries) i = random_below(static_cast<uint32_t>(ready.size()));
+  for (int tries = 0; tries < 24 && may_wait(*ready[i]); ++tries) i = random_below(static_cast<uint32_t>(ready.size()));
   Fiber* fiber = ready[i];
   ready[i] = ready.back();
   ready.pop_back();

@@ -75,15 +75,17 @@ inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* 
   });
 }
 
-// Returns words that a peer has written and that this rank does not know of yet. They arrive with wrong bytes.
-inline std::set<uint64_t> unknown_words(const Box& box) {
-  std::set<uint64_t> unknown;
-  if (machine->launch.other_ranks)
-    visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
-      for (uint64_t word = address + from / 4 * 4; word < address + to; word += 4)
-        if (!is_known_to_tma(*find_buffer(word, 1), word)) unknown.insert(word);
-    });
-  return unknown;
+// Words of a box that loads may not rely on: this kernel has written them, or a peer, and they are not known here yet. They land as
+// other bytes.
+inline std::set<uint64_t> words_hidden_from_tma(const Box& box) {
+  std::set<uint64_t> hidden;
+  const bool is_of_kernel = machine->mapped.count(find_buffer(box.map.tensor, 1));
+  if (!is_of_kernel && !machine->launch.other_ranks) return hidden;
+  visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
+    for (uint64_t word = address + from / 4 * 4; word < address + to; word += 4)
+      if ((is_of_kernel && !is_shown_to_tma(word)) || !is_known_to_tma(*find_buffer(word, 1), word)) hidden.insert(word);
+  });
+  return hidden;
 }
 
 inline void land(Cta* cta, uint32_t barrier_offset, Range range, const std::function<void(Mbarrier&)>& copy,
@@ -110,7 +112,7 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
   const Box box = make_box(map, destination, corner, what);
   const uint32_t barrier_offset = shared_offset(barrier, 8, 8, what);
   check_rows(box, false, self->cta, what);
-  const std::set<uint64_t> unknown = unknown_words(box);
+  const auto hidden = std::make_shared<std::set<uint64_t>>(words_hidden_from_tma(box));
   if (cta_mask == 0 || cta_mask >> self->cta->cluster->ctas.size())
     fail(std::string(what) + ": the CTA mask " + text(cta_mask) + " does not fit a cluster of " +
          text(self->cta->cluster->ctas.size()));
@@ -129,12 +131,12 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
         --machine->maps_in_use[map];
         const Range range{box.offset + first * box.row_bytes, (end - first) * box.row_bytes};
         land(cta, barrier_offset, range, [&](Mbarrier& barrier_there) {
-          visit_chunks(box, first, end, [cta, &unknown](uint32_t shared, uint32_t from, uint32_t to, uint64_t address) {
+          visit_chunks(box, first, end, [&](uint32_t shared, uint32_t from, uint32_t to, uint64_t address) {
             std::memset(cta->async + shared, 0, 16);
             if (from < to)
               std::memcpy(cta->async + shared + from, reinterpret_cast<const void*>(address + from), to - from);
-            for (auto word = unknown.lower_bound(address + from); word != unknown.end() && *word < address + to; ++word)
-              std::memset(cta->async + shared + (*word - address), 0xa5, 4);
+            for (auto word = hidden->lower_bound(address + from); word != hidden->end() && *word < address + to; ++word)
+              std::memset(cta->async + shared + (*word - address), kPoison, 4);
           });
           barrier_there.landed.push_back({barrier_there.phase, range});
         });
@@ -276,7 +278,6 @@ void tma_store_wait_read(uint32_t pending) {
 
 namespace ptx {
 
-void fence_proxy_async_global() { self->fenced = machine->acquired; }
 void prefetch_l2(const void*) { ++machine->stats.prefetches; }
 void prefetch_tensormap(const TensorMap* map) {
   check_use_of_map(map, "prefetch_tensormap");

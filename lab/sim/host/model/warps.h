@@ -16,6 +16,7 @@ inline const uint64_t* gather(const char* operation, uint64_t value) {
     fail(std::string("divergent warp: this lane is at ") + operation + " while others of its warp are at " +
          warp.operation + "; both need the whole warp");
   }
+  self->asked = {};
   const uint64_t generation = warp.generation;
   uint64_t* values = warp.values[generation & 1];
   values[self->lane()] = value;

@@ -1,16 +1,7 @@
-// Rows of groups of a layer's products: of the first, gate and up, which is activated, so that D holds FP8 values, or BF16 where
-// there are no scales; or of the second, whose rows go to addresses.
+// Rows of groups whose product, of gate and up, is activated. D holds the FP8 values, or BF16 where there are no scales.
 #pragma once
 #include "params.cuh"
 #include "work/layout.cuh"
-#include "work/tile_queue.cuh"
-
-struct Activation {          // of the first
-  const float* row_weights;  // a factor for each row; null: none
-  float* scales;             // [columns of activations / 64, scales_pitch], a column for each row
-  uint32_t scales_pitch;
-  float limit;  // gates count as at most this, ups as within +-this
-};
 
 // The row of B for a column of the product. In the product kGateColumns of gate and kGateColumns of up take turns. B's
 // rows take the same turns if kGateColumns is 8; if it is more, all rows of gate come first.
@@ -23,5 +14,4 @@ DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {
 struct Params : Product {
   Groups groups;
   Activation activation;
-  Beside beside;
 };

@@ -1,0 +1,165 @@
+"""Both products of experts' rows by one kernel: gemm/work/rows_twice.cuh.
+
+Rows come from the rooms of a node's ranks, and results leave, while products run. Rows and the middle between both
+products lie in rings of blocks. Two launches give the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..casts.rules import empty_scales
+from ..core.check.checks import Operand
+from ..core.check.layout import SCALE_BLOCK, ceil_div
+from ..core.check.memory import empty
+from ..core.gpu import gpu_of
+from ..core.meeting import Node, Way
+from ..core.settings import num_sms_of
+from ..gemm import launch
+from ..gemm.ask.silu import activated
+from ..gemm.config.of_tile import tile_config
+from ..gemm.config.tall import BLOCK_K, GemmConfig
+from ..gemm.kernel import FP8_GEMM, params_of
+from ..gemm.kinds.epilogues import SILU_THEN_ROWS
+from ..gemm.kinds.output import Output
+from ..gemm.kinds.works import TWICE
+from ..gemm.problem import Problem
+from ..moe.check import ExpertRows
+from . import rows_to_addresses
+
+OUTPUT = Output(work=TWICE, epilogue=SILU_THEN_ROWS)
+BLOCK_M, BLOCK_N = 128, 256
+COUNTS, COUNTS_OF_BLOCK = 6, 3
+"""Words of `Counts` in gemm/work/rows_twice.cuh, and of a block."""
+LEAST_RANKS = 2
+"""Both products are one kernel on at least this many ranks: a single one has no link to keep busy."""
+SLOTS = 64
+"""Blocks of the ring."""
+LAG = 132
+"""Tiles of the first product that all CTAs may claim: one for each SM."""
+SHARE = 0.70
+"""The part of CTAs that take the first product as long as it has tiles: on four H200 calls took least by it."""
+
+
+@cache
+def config_for(k: int, k_of_second: int, band: int = TWICE.band) -> GemmConfig:
+    """Give the configuration for two depths: their blocks of k go in runs of two if both are even.
+
+    `band`: tiles along the rows that are taken before the raster moves on along columns.
+    """
+    is_odd = any(ceil_div(each, BLOCK_K) % 2 for each in (k, k_of_second))
+    return replace(tile_config(BLOCK_M, BLOCK_N, OUTPUT, k=BLOCK_K * (1 if is_odd else 2)), raster_group=band)
+
+
+def blocks_for(rows: int, groups: int) -> int:
+    """Count the most blocks that rows may have: the last one of each group may be short."""
+    return min(groups, rows) + rows // BLOCK_M
+
+
+def counts_for(rows: int, groups: int) -> int:
+    """Count the words that a call needs, zeros before and after."""
+    return COUNTS + COUNTS_OF_BLOCK * blocks_for(rows, groups)
+
+
+def slots_for(rows: int, groups: int, most: int | None = SLOTS, band: int = TWICE.band) -> int:
+    """Count the blocks that a ring has room for: a power of two, up to `most`, or for all blocks.
+
+    With fewer than two bands of the raster, or by a single CTA, a slot that is used again could be waited for in vain.
+    """
+    blocks = max(blocks_for(rows, groups), 1)
+    wanted = blocks if most is None else min(blocks, max(most, 2 * band))
+    return 1 << (wanted - 1).bit_length()
+
+
+def bytes_of_rings(rows: int, groups: int, hidden: int, intermediate: int) -> int:
+    """Count the bytes of the rows that a call holds, and of their activations."""
+    of_row = sum(columns + 4 * ceil_div(columns, SCALE_BLOCK) for columns in (hidden, intermediate))
+    return slots_for(rows, groups) * BLOCK_M * of_row
+
+
+def ring(slots: int, columns: int, like: Tensor) -> Operand:
+    """Make room for blocks of rows in FP8, and for their scales as products load them."""
+    values = empty("activations", (slots * BLOCK_M, columns), like.dtype, like.device)
+    return values, empty_scales((slots * BLOCK_M,), columns, values, mn_major=True)
+
+
+def problems(
+    a: Operand, w1: Operand, middle: Operand, w2: Operand, ends: Tensor, addresses: Tensor, limit: float | None
+) -> tuple[Problem, Problem]:
+    """State both products."""
+    first = activated(a, w1, middle, ends, None, limit, gates_apart=True)
+    return first, rows_to_addresses.problem(middle, w2, addresses, ends)
+
+
+def rooms_of(node: Node, rows: ExpertRows, first: Problem, addresses: Tensor) -> dict[str, Any]:
+    """Give the members of `Rooms` in gemm/work/fetch_rows.cuh, and of `Meeting`, for a ring that is A of `first`."""
+    room = node.room
+    of_rows = {"token_of": rows.token_of, "row_of": rows.row_of, "addresses": addresses}
+    of_ring = {"values": first.a, "scales": first.sfa, "pitch": first.sfa.stride(-1)}
+    of_room = {name: getattr(room, name) for name in ("results", "topk", "max_tokens", "row_bytes")}
+    values = {**of_rows, **of_ring, **of_room, "scales_at": room.scales}
+    return {**{f"rooms.{name}": value for name, value in values.items()}, **node.meeting(Way.THERE)}
+
+
+OF_ROOMS = "results", "pitch", "scales_at", "topk", "max_tokens", "row_bytes", "rooms", "flags", "rank", "ranks"
+OF_KERNEL = "blocks", "slots", "lag", "first_ctas", "second_sfb_stride"
+NOTHING: dict[str, Any] = dict.fromkeys((*OF_ROOMS, *OF_KERNEL), 0)
+"""Parameters of the kernel that no product has, by the last part of their names."""
+
+
+def start(
+    first: Problem,
+    second: Problem,
+    config: GemmConfig,
+    counts: Tensor,
+    lag: int,
+    num_sms: int,
+    share: float,
+    rooms: dict[str, Any],
+) -> None:
+    """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros.
+
+    `rooms`: where rows of the first A are fetched from, by `rooms_of`.
+    """
+    slots, least = first.d.shape[0] // BLOCK_M, slots_for(second.d.shape[0], first.groups, 1, config.raster_group)
+    if slots < least or slots & (slots - 1):
+        raise ValueError(f"middle: expected rows of a power of two of blocks, at least {least}, got {slots} blocks")
+    ctas = min(num_sms, first.groups * first.m * ceil_div(max(first.n, second.n), config.block_n))
+    if slots < blocks_for(second.d.shape[0], first.groups):
+        if ctas < 2:
+            raise ValueError(f"middle: expected a slot for each block of rows, as a single CTA runs, got {slots} slots")
+        lag = min(lag, (slots - config.raster_group + 1) * ceil_div(first.n, config.block_n))
+    names = {each.name for each in params_of(config).fields}
+    of_second = {f"second.{name}": value for name, value in launch.values_of(second, config, **NOTHING).items()}
+    values = {
+        **launch.values_of(first, config, **NOTHING),
+        **{name: value for name, value in of_second.items() if name in names},
+        "second_sfb_stride": of_second["second.groups.sfb_stride"],
+        "counts": counts.data_ptr(),
+        "blocks": (counts.numel() - COUNTS) // COUNTS_OF_BLOCK,
+        "slots": slots,
+        "lag": lag,
+        "first_ctas": max(1, min(round(share * ctas), ctas - 1)),
+        "groups.rows": second.d.shape[0],
+        **rooms,
+    }
+    FP8_GEMM.run(config, values, ctas, first.d.get_device())
+
+
+def run(node: Node, rows: ExpertRows, w1: Operand, w2: Operand, *, limit: float | None = None) -> None:
+    """Multiply rows of a node's rooms by their experts' `w1`, activate, cast, multiply by `w2`, store in the rooms."""
+    count, device = rows.token_of.shape[0], rows.token_of.device
+    num_sms = num_sms_of(gpu_of(device.index).num_sms)
+    slots = slots_for(count, node.experts, SLOTS if num_sms > 1 else None)
+    like = empty("nothing", (0,), torch.float8_e4m3fn, device)
+    a, middle = ring(slots, node.room.hidden, like), ring(slots, w2[0].shape[2], like)
+    addresses = empty("addresses of results", (count,), torch.int64, device)
+    first, second = problems(a, w1, middle, w2, rows.ends, addresses, limit)
+    config = config_for(first.k, second.k)
+    first, second = launch.prepared(first, config), launch.prepared(second, config)
+    start(first, second, config, node.counts, LAG, num_sms, SHARE, rooms_of(node, rows, first, addresses))

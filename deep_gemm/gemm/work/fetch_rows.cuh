@@ -1,0 +1,125 @@
+// Rows of the first product of work/rows_twice.cuh, fetched from the rooms of the ranks. They lie in a ring as the middle does.
+//
+//   finding warp       claims kRowsOfUnit rows; while it deals tiles: whole[b - slots] --acquire--> the slot is free
+//                      room --> slot, fence, release --> fetched[b]
+//   storing warps      the same ahead of their first tile, for the rows of the first band
+//   loading thread     fetched[b] --acquire, fence--> loads the slot by TMA
+//
+// Units are claimed in order of blocks. A warp that holds one looks whether its slot is free, and never waits for it: so tiles
+// are dealt, and the blocks ahead of a unit are multiplied.
+#pragma once
+#include "meeting.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+
+struct Rooms {
+  const int32_t* token_of;  // [rows]: a row's token, a place of the rooms
+  const int32_t* row_of;    // [places, topk]: the rows of a token's routes, -1: none
+  uint8_t* values;          // ring of rows, as A is
+  float* scales;            // their scales [blocks of 128 columns, pitch]
+  uint64_t* addresses;      // [rows]: where the result of each goes
+  uint64_t results;         // byte of a room: [max_tokens, topk, hidden] of BF16
+  uint32_t pitch, scales_at, topk, max_tokens, row_bytes;
+};
+
+constexpr uint32_t kRowsOfUnit = 4, kUnitsOfBlock = kBlockM / kRowsOfUnit, kLanesOfRow = 32 / kRowsOfUnit;
+constexpr uint32_t kUnitsOfBand = kRasterGroup * kUnitsOfBlock;
+// A warp's copies on their way: columns of rows of a unit at a time.
+constexpr uint32_t kStagedRows = 2, kStagedColumns = 4096, kStagingBytes = kStagedRows * kStagedColumns;
+
+// The rows of a unit: `rows` of them from `row` on, of a block, which go to `row_of_ring` on.
+struct Unit {
+  uint32_t row, rows, row_of_ring, block;
+};
+
+// Fetches rows, by a whole warp. Each lane reads only the bytes of `staging` that it copied there.
+struct Fetch {
+  const Rooms& rooms;
+  const Meeting& meeting;
+  uint32_t hidden;
+  uint8_t* staging;
+
+  DEVICE const uint8_t* room_row(uint32_t token) const {
+    return meeting.rooms[token / rooms.max_tokens] + uint64_t{token % rooms.max_tokens} * rooms.row_bytes;
+  }
+
+  // Says where results go: nowhere if this rank missed another, and then rows are of no use either. Links answer late: so the
+  // first columns come meanwhile.
+  DEVICE void run(const Unit& unit) const {
+    const uint32_t lane = ptx::lane_index();
+    const uint32_t token = lane < unit.rows ? static_cast<uint32_t>(ptx::ld_global_i32(rooms.token_of + unit.row + lane)) : 0;
+    const bool is_met = is_whole(meeting);
+    if (is_met) bring(unit, token, 0, 0);
+    say_where(unit, ptx::shfl_sync(token, lane / kLanesOfRow), is_met);
+    if (!is_met) return;
+    copy_scales(unit, token);
+    uint32_t row = 0, column = 0;
+    while (true) {
+      put(unit, row, column);
+      column += kStagedColumns;
+      if (column >= hidden) column = 0, row += kStagedRows;
+      if (row >= unit.rows) break;
+      bring(unit, token, row, column);
+    }
+  }
+
+  // The address of a row's result, by the lane that finds the row's route.
+  DEVICE void say_where(const Unit& unit, uint32_t token, bool is_met) const {
+    const uint32_t of_unit = ptx::lane_index() / kLanesOfRow, row = unit.row + of_unit;
+    if (of_unit >= unit.rows) return;
+    for (uint32_t route = ptx::lane_index() % kLanesOfRow; route < rooms.topk; route += kLanesOfRow) {
+      if (static_cast<uint32_t>(ptx::ld_global_i32(rooms.row_of + uint64_t{token} * rooms.topk + route)) != row) continue;
+      const uint64_t place = (uint64_t{token % rooms.max_tokens} * rooms.topk + route) * hidden * 2;
+      const uint64_t room = reinterpret_cast<uint64_t>(meeting.rooms[token / rooms.max_tokens]);
+      const uint64_t address = is_met ? room + rooms.results + place : 0;
+      ptx::st_global_v2_b32(rooms.addresses + row, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
+    }
+  }
+
+  // A lane has a block of columns of all rows of the unit.
+  DEVICE void copy_scales(const Unit& unit, uint32_t token) const {
+    const uint32_t blocks = ceil_div(hidden, 128);
+#pragma unroll 1
+    for (uint32_t block = ptx::lane_index(); block - ptx::lane_index() < blocks; block += 32) {
+      float scales[kRowsOfUnit];
+#pragma unroll
+      for (uint32_t i = 0; i < kRowsOfUnit; ++i) {
+        const uint8_t* const row = room_row(ptx::shfl_sync(token, i));
+        scales[i] = i < unit.rows && block < blocks ? ptx::ld_global_f32(row + rooms.scales_at + block * 4) : 0;
+      }
+      if (block < blocks)
+        ptx::st_global_v4_f32(rooms.scales + uint64_t{block} * rooms.pitch + unit.row_of_ring, scales[0], scales[1], scales[2], scales[3]);
+    }
+  }
+
+  // Calls `use` with this lane's pieces of 16 bytes of a row: where they are staged, and the column.
+  template <typename Use>
+  DEVICE void for_pieces(uint32_t staged_row, uint32_t first_column, const Use& use) const {
+#pragma unroll 1
+    for (uint32_t first = ptx::lane_index() * 16; first < kStagedColumns; first += 4 * 512)
+#pragma unroll
+      for (uint32_t column = first; column < first + 4 * 512; column += 512)
+        if (first_column + column < hidden) use(staging + staged_row * kStagedColumns + column, first_column + column);
+  }
+
+  DEVICE void bring(const Unit& unit, uint32_t token, uint32_t first_row, uint32_t first_column) const {
+#pragma unroll 1
+    for (uint32_t i = 0; i < kStagedRows && first_row + i < unit.rows; ++i) {
+      const uint8_t* const from = room_row(ptx::shfl_sync(token, first_row + i));
+      for_pieces(i, first_column, [&](uint8_t* staged, uint32_t column) { ptx::cp_async_16(staged, from + column); });
+    }
+  }
+
+  DEVICE void put(const Unit& unit, uint32_t first_row, uint32_t first_column) const {
+    ptx::cp_async_wait_all();
+#pragma unroll 1
+    for (uint32_t i = 0; i < kStagedRows && first_row + i < unit.rows; ++i) {
+      uint8_t* const to = rooms.values + uint64_t{unit.row_of_ring + first_row + i} * hidden;
+      for_pieces(i, first_column, [&](const uint8_t* staged, uint32_t column) {
+        const ptx::Uint4 piece = ptx::ld_shared_v4_b32(staged);
+        ptx::st_global_v4_b32(to + column, piece.x, piece.y, piece.z, piece.w);
+      });
+    }
+  }
+};

@@ -1,0 +1,119 @@
+// Tiles of groups of rows: the share of a warpgroup, rows that are not the group's, loads, and places in D. The file of a kind
+// of work includes this one behind its Tile, kHasWholeD, `product_of`, `end_of_a` and `first_address_of`.
+#pragma once
+
+// A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows; its first units if the tile is
+// short or narrow.
+struct Share {
+  bool is_any = false, is_part = false;
+
+  DEVICE void set(const Tile& tile, uint32_t warpgroup) {
+    // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+    const auto ends_at = [&](uint32_t row) { return ptx::all_sync(tile.row_m + row >= tile.end_m); };
+    is_any = !(kNumMathWarpgroups > 1 && ends_at(warpgroup * 64));
+    if (!is_any) return;
+    if constexpr (kUnitsOfPart > 0) is_part = kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) : tile.is_narrow;
+  }
+
+  template <typename Use>
+  DEVICE void with(Totals& total, const Use& use) const {
+    constexpr uint32_t kFirstUnits = kUnitsOfPart > 0 ? kUnitsOfPart : kUnitsPerWarpgroup;
+    if (kUnitsOfPart > 0 && !kBranchesOnParts && is_part)
+      use(reinterpret_cast<float(&)[kFirstUnits][kUnitN / 2]>(total));
+    else
+      use(total);
+  }
+};
+
+// ---- Rows that are not the group's
+//
+// A box of a tensor map must not reach past the end of its group's rows, neither to write nor to load. A and D are
+// described with one dimension more: `height` rows, the box's, and as many places where they may begin, one pitch apart.
+//
+//   address of box row i = base + (i_first + i + place) * pitch      i_first + i < height is the hardware's bound
+//
+// The base lies `height` rows before the tensor. So the box that begins in place row + r, with its first row at height -
+// r, has r rows from `row` on, and the rest of it is out of bounds: it loads as zeros and is not stored.
+struct ClippedBox {
+  uint32_t first, place;
+
+  DEVICE ClippedBox(uint32_t row, uint32_t end, uint32_t height) {
+    const uint32_t rows = row >= end ? 0 : end - row < height ? end - row : height;
+    first = height - rows, place = row + rows;
+  }
+};
+
+// Rows of A that are loaded for a tile: whole boxes, as far as the group has rows. Older data behind them in the slot
+// are not multiplied, or only by a warpgroup that does not store these rows.
+DEVICE uint32_t rows_loaded(const Tile& tile) {
+  const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
+  return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
+}
+
+// Which of the row-grouped matrices: with kGroupCounts each group has its own.
+DEVICE uint32_t plane_of(const Tile& tile) { return kGroups == kGroupCounts ? tile.group : 0; }
+
+// Scales that are loaded ahead of a tile's own: TMA loads from a multiple of 16 bytes on, and a group begins at any row.
+DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile.row_m % 4 : 0; }
+
+// ---- Loads
+
+DEVICE uint32_t bytes_of_slot(const Tile& tile) {
+  return kSlotBytes - (kBlockM - rows_loaded(tile)) * kLineBytes - (tile.is_narrow ? kBlockN - kBoxRowsOfB : 0) * kLineBytes;
+}
+
+struct TileLoad {
+  const Product& p;
+  const Tile& tile;
+  uint32_t slot_bytes;
+
+  DEVICE TileLoad(const Params& p_, const Tile& tile_) : p(product_of(p_, tile_)), tile(tile_), slot_bytes(bytes_of_slot(tile_)) {}
+
+  DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
+#pragma unroll
+    for (uint32_t row = 0; row < kBlockM; row += kBoxRowsOfA) {
+      if (row >= rows_loaded(tile)) break;
+      const ClippedBox box(tile.row_m + row, end_of_a(tile), kBoxRowsOfA);
+      ptx::tma_load_4d(&p.map_a, slot.full, slot.a + row * kLineBytes, k, box.first, box.place, plane_of(tile));
+    }
+#pragma unroll
+    for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB) {
+      if (row > 0 && tile.is_narrow) break;
+      load_rows<kBIsMnMajor, kBoxRowsOfB>(&p.map_b, slot.full_of_b, slot.b + row * kLineBytes, k / kPackedB,
+                                          row_of_b(p, tile, tile.row_n + row), tile.group);
+    }
+    if constexpr (kHasScales) load_scales(slot, k_block);
+  }
+
+  DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
+#pragma unroll
+    for (uint32_t row = 0; row < kScaleRows; row += kBoxScaleRows)
+      ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales + row, tile.row_m - skipped_scales(tile) + row, k_block * kScaleParts,
+                       plane_of(tile));
+    if constexpr (kSfbIsPerRow)
+      ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleParts * kScaleRows, tile.row_n,
+                       k_block * kScalePartsOfB, tile.group);
+  }
+};
+
+// Where the panels of a tile lie in D. If the group has all rows that are stored, down to `end_row`, through the plain map.
+struct Destination {
+  const Params& p;
+  const Tile& tile;
+  Span span;
+  bool is_whole;
+
+  DEVICE Destination(const Params& p_, const Tile& tile_, uint32_t end_row)
+      : p(p_), tile(tile_), span(p_.n), is_whole(kHasWholeD && end_row <= tile_.end_m) {}
+
+  DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
+    if (is_whole) {
+      ptx::tma_store_3d(&p.map_whole_d, panel, column, row, plane_of(tile));
+    } else {
+      const ClippedBox rows(row, tile.end_m, 64);
+      ptx::tma_store_4d(&p.map_d, panel, column, rows.first, rows.place, plane_of(tile));
+    }
+  }
+
+  DEVICE void prefetch(uint32_t, uint32_t) const {}
+};

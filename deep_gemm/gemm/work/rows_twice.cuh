@@ -1,0 +1,348 @@
+// Both products of experts' rows by one kernel. Finding warps fetch the rows: work/fetch_rows.cuh. The first product activates: its
+// D is the middle, A of the second product, whose rows go to addresses. Rows and middle lie in rings: block b of 128 rows has
+// slot b % slots of either, so a few blocks of memory are enough.
+//
+//   finding warp       claims tiles of its CTA's product --queue--> all other roles
+//   loading thread     first product:  fetched[b], read[b - slots] --acquire, fence--> loads the slot of rows
+//                      second product: whole[b] --acquire, fence--> loads the slot of the middle
+//   math warps         the first's rows --store--> slot;  the second's --> shared memory
+//   storing warps      first product: fence, release --> whole[b];  second: release --> read[b], rows --> addresses
+//
+// Each CTA has a role. One claims all tiles of the first product, then tiles of the second; the other claims tiles of the second
+// alone. The first `lag` tiles, whose slots are new, are for all. Only the loading thread waits, for its CTA's tiles one by one.
+//
+// Why each wait ends: take the unfinished tile of the first product with the smallest number, of block b. It waits for tiles of
+// the second of block b - slots. If `slots` has two bands of the raster, this block's band lies before b's, so the first product
+// of the band is over. No tile ahead of one of the second, in its CTA, waits for a slot: CTAs of the second role have tiles of
+// the second there, and the others claim these when their last tile of the first has its slot. So CTAs of both roles have to run.
+#pragma once
+#include "config.cuh"
+#include "epilogue/panels.cuh"
+#include "operand.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include "tile.cuh"
+#include "work/fetch_rows.cuh"
+#include "work/layout.cuh"
+#include "work/tile_queue.cuh"
+#include SCALES
+
+// Counters. A CTA claims a number by adding 1.
+enum class Next : uint32_t {
+  kOfAll,      // tiles of the first product up to `lag`, for all CTAs
+  kFirst,      // the tiles of the first product behind them
+  kSecond,     // tiles of the second
+  kRowsOfAll,  // units of the first band's rows, for all warps that may fetch
+  kRows,       // the units behind them
+  kCounters,
+};
+
+struct Counts {
+  uint32_t next[static_cast<uint32_t>(Next::kCounters)];
+  uint32_t over;  // finding and storing warps that have ended
+  uint32_t of_blocks[1];
+};
+
+// Counts of blocks of rows, one behind another. A tile adds kPartsOfTile to a count of its block.
+enum class Of : uint32_t {
+  kWhole,    // tiles of the first product that are written
+  kRead,     // tiles of the second product that are multiplied
+  kFetched,  // units of rows: each adds 1
+  kCounts,
+};
+constexpr uint32_t kPartsOfTile = 2;
+
+struct Params : Product {
+  Groups groups;
+  Activation activation;
+  Product second;
+  Rooms rooms;
+  Meeting meeting;
+  uint64_t second_sfb_stride;  // of groups, in elements
+  Counts* counts;              // zeros before and after
+  uint32_t blocks;             // that there may be
+  uint32_t slots;              // blocks that a ring has room for: a power of two
+  uint32_t lag;                // tiles of the first product that all CTAs may claim: of blocks up to `slots`
+  uint32_t first_ctas;         // CTAs that take the first product as long as it has tiles
+};
+
+DEVICE uint32_t* count_of(const Params& p, Of of, uint32_t block) {
+  return &p.counts->of_blocks[static_cast<uint32_t>(of) * p.blocks + block];
+}
+
+struct WorkStorage {
+  TileQueue queue;
+  alignas(16) uint8_t staging[kStagingBytes];  // of the finding warp
+
+  DEVICE void init() { queue.init(kNumMathWarps + kStoringWarps + 1); }  // all roles but the dealing warp take
+};
+
+// ---- Tiles
+
+struct Tile {
+  uint32_t row_m;  // first row, of the slot
+  uint32_t row_n;  // first column of the product
+  uint32_t end_m;  // where the group's rows end, if all of them lay behind this row
+  uint32_t group;
+  uint32_t block = 0;      // the number of its block of rows
+  uint32_t row = 0;        // first row, of all rows
+  bool is_second = false;  // it is a tile of the second product
+  static constexpr bool is_narrow = false;
+  static constexpr uint32_t stored_before = 0;
+};
+
+using TileToLoad = Tile;
+
+DEVICE const Product& product_of(const Params& p, const Tile& tile) { return tile.is_second ? p.second : p; }
+
+DEVICE void prefetch_operand_maps(const Params& p) {
+  prefetch_maps(p);
+  prefetch_maps(p.second);
+}
+
+constexpr bool kHasWholeD = false;
+
+// Marks the end of the tiles: any other tile ends behind a row.
+constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
+// A tile's second word in the queue holds its column of tiles, then its block. The last one's highest bit: the second product.
+constexpr uint32_t kColumnBits = 12;
+
+// ---- Counts: the middle is written by a warpgroup, and read by TMA of any CTA
+
+// A warpgroup's part of a tile, or all of it if the other warpgroup has no rows.
+DEVICE uint32_t parts_of(const Tile& tile) { return tile.row_m + 64 < tile.end_m ? kPartsOfTile / 2 : kPartsOfTile; }
+
+// By a thread of a storing warp: math warps have stored the middle, or have multiplied it, so TMA has read its slot.
+DEVICE void count_tile(const Params& p, const Tile& tile) {
+  if (!tile.is_second) ptx::fence_proxy_async_global();
+  ptx::red_release_gpu_add_b32(count_of(p, tile.is_second ? Of::kRead : Of::kWhole, tile.block), parts_of(tile));
+}
+
+DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t needed) {
+  while (ptx::ld_acquire_gpu_b32(count_of(p, of, block)) < needed) {
+  }
+}
+
+// By the loading thread, which is ahead of the math warps: when they store to a slot, it is free.
+DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
+  if (tile.end_m == kNoMoreTiles.end_m) return;
+  const uint32_t rows = tile.end_m - tile.row_m < kBlockM ? tile.end_m - tile.row_m : kBlockM;
+  if (tile.is_second) {
+    wait_for_count(p, Of::kWhole, tile.block, ceil_div(p.n, kBlockN) * kPartsOfTile);
+  } else {
+    wait_for_count(p, Of::kFetched, tile.block, ceil_div(rows, kRowsOfUnit));
+    const uint32_t needed = ceil_div(p.second.n, kBlockN) * kPartsOfTile;
+    if (tile.block >= p.slots) wait_for_count(p, Of::kRead, tile.block - p.slots, needed);
+  }
+  ptx::fence_proxy_async_global();
+}
+
+// By each finding and storing warp at its end. The last of all leaves zeros: all is claimed, and no wait is left.
+DEVICE void leave_zeros(const Params& p) {
+  const uint32_t lane = ptx::lane_index(), over = lane == 0 ? ptx::atom_add_acq_rel_b32(&p.counts->over, 1) + 1 : 0;
+  if (ptx::shfl_sync(over, 0) < ptx::grid_size() * (1 + kStoringWarps)) return;
+  const uint32_t words = sizeof(Counts) / 4 - 1 + static_cast<uint32_t>(Of::kCounts) * p.blocks;
+  ptx::syncwarp();
+  for (uint32_t word = lane; word < words; word += 32) ptx::st_global_b32(&p.counts->next[0] + word, 0);
+}
+
+// ---- The tiles of a CTA
+
+struct Tiles {
+  const Params& p;
+  WorkStorage& storage;
+  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
+  uint32_t ahead = 0;   // 0: the finding warp deals once there is a free place; kTileSlots - 1: once all are free
+  Next from = Next::kOfAll, rows_from = Next::kRowsOfAll;
+
+  DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
+
+  // By the loading thread.
+  template <typename Load>
+  DEVICE void load_all(const Load& load) {
+    for (Tile tile; take<false>(tile);) load(tile);
+  }
+
+  // By the producer's other warps: one claims tiles, and hands them out. It never waits while there are rows to fetch, since
+  // math warps store a tile when they have taken the next one.
+  DEVICE void find_for_others(uint32_t warp) {
+    if (warp != 1) return;
+    Unit unit{};
+    bool has_tiles = true;
+    for (bool has_rows = true; has_rows; has_rows = claim_or_fetch(unit))
+      if (has_tiles && storage.queue.is_free(number + ahead)) has_tiles = deal_next();
+    while (has_tiles) storage.queue.wait_until_free(number + ahead), has_tiles = deal_next();
+    leave_zeros(p);
+  }
+
+  // By a math warp or a storing one.
+  DEVICE bool next(Tile& tile) { return take<true>(tile); }
+
+  DEVICE void finish(Tile&) {}
+
+  DEVICE void deal(const Tile& tile) {
+    if (ptx::lane_index() == 0)
+      storage.queue.deal(number, {tile.row, tile.row_n / kBlockN | tile.block << kColumnBits, tile.end_m,
+                                  tile.group | static_cast<uint32_t>(tile.is_second) << 31});
+    ptx::syncwarp();
+    ++number;
+  }
+
+  template <bool kIsWarp>
+  DEVICE bool take(Tile& tile) {
+    storage.queue.wait_until_dealt(number);
+    const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(storage.queue.tile(number));
+    ptx::Uint4 words = dealt;
+    if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
+      words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
+    tile.block = words.y >> kColumnBits, tile.row_n = (words.y & ((1u << kColumnBits) - 1)) * kBlockN;
+    tile.row = words.x, tile.group = words.w & kGroupOfWord, tile.is_second = words.w >> 31 != 0;
+    tile.row_m = tile.block % p.slots * kBlockM;
+    tile.end_m = tile.row_m + (words.z - words.x);
+    if constexpr (!kIsWarp) wait_for_operands(p, tile);
+    storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
+    ++number;
+    return words.z != kNoMoreTiles.end_m;
+  }
+
+  // Claims a counter's next number.
+  DEVICE uint32_t claim(Next counter) const {
+    uint32_t* const next = &p.counts->next[static_cast<uint32_t>(counter)];
+    return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(next, 1) : 0, 0);
+  }
+
+  // Deals a tile, which is claimed late, so that CTAs end together; false behind the last one. Between both products it deals none
+  // until all roles have taken the tiles of the first.
+  DEVICE bool deal_next() {
+    Tile tile;
+    if (from != Next::kSecond) {
+      if (find_first(tile)) deal(tile);
+      else from = Next::kSecond, ahead = kTileSlots - 1;
+      return true;
+    }
+    ahead = 0, tile.is_second = true;
+    const bool is_found = find(tile, claim(from));
+    if (!is_found) tile = kNoMoreTiles;
+    deal(tile);
+    return is_found;
+  }
+
+  // Finds a tile of the first product; false if this CTA takes none any more.
+  DEVICE bool find_first(Tile& tile) {
+    tile.is_second = false;
+    if (from == Next::kOfAll) {
+      const uint32_t wanted = claim(from);
+      if (wanted < p.lag && find(tile, wanted)) return true;
+      from = Next::kFirst;
+      if (is_of_second_role()) return false;
+    }
+    return find(tile, p.lag + claim(from));
+  }
+
+  // CTAs of both roles take turns, so that both run if few do. The first one never is of the second role.
+  DEVICE bool is_of_second_role() const {
+    const uint32_t ctas = ptx::grid_size(), of_second = ctas - p.first_ctas;
+    return ptx::block_index() * of_second % ctas >= p.first_ctas;
+  }
+
+  // From the first group on each time: there is time, and no register to remember where either product is.
+  DEVICE bool find(Tile& tile, uint32_t wanted) const {
+    const uint32_t tiles_n = ceil_div(product_of(p, tile).n, kBlockN);
+    Stretches stretches(storage.queue.window);
+    FoundTile found{};
+    if (!stretches.find(p.groups, tiles_n, wanted, found)) return false;
+    const TileIndex index = place_in_raster(found.number, found.stretch.tiles_m(), tiles_n);
+    tile.row = found.stretch.first + index.m * kBlockM, tile.row_n = index.n * kBlockN;
+    tile.block = (wanted - found.number) / tiles_n + index.m;
+    tile.end_m = found.stretch.end, tile.group = found.stretch.group;
+    return true;
+  }
+
+  // Finds the rows of a number; false if there are no more. Behind the rows of a short block units are empty.
+  DEVICE bool find_unit(Unit& unit, uint32_t wanted) const {
+    Stretches stretches(storage.queue.window);
+    FoundTile found{};
+    unit.block = wanted / kUnitsOfBlock;
+    if (!stretches.find(p.groups, 1, unit.block, found)) return false;
+    const uint32_t of_block = wanted % kUnitsOfBlock * kRowsOfUnit;
+    unit.row = found.stretch.first + found.number * kBlockM + of_block;
+    const uint32_t left = unit.row < found.stretch.end ? found.stretch.end - unit.row : 0;
+    unit.rows = left < kRowsOfUnit ? left : kRowsOfUnit;
+    unit.row_of_ring = unit.block % p.slots * kBlockM + of_block;
+    return true;
+  }
+
+  DEVICE void fetch(const Unit& unit, uint8_t* staging) const {
+    Fetch{p.rooms, p.meeting, p.k, staging}.run(unit);
+    ptx::syncwarp();  // all lanes have stored
+    if (ptx::lane_index() == 0) {
+      ptx::fence_proxy_async_global();
+      ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched, unit.block), 1);
+    }
+  }
+
+  // By a storing warp ahead of its tiles: the first band's rows, whose slots are new. Its tiles wait for these rows in any case.
+  DEVICE void fetch_first_band(uint8_t* staging) const {
+    Unit unit{};
+    for (uint32_t wanted; (wanted = claim(Next::kRowsOfAll)) < kUnitsOfBand && find_unit(unit, wanted);)
+      if (unit.rows > 0) fetch(unit, staging);
+  }
+
+  // By the finding warp: claims a unit if it has none, then fetches it if its slot is free; false if there are no more rows.
+  DEVICE bool claim_or_fetch(Unit& unit) {
+    if (unit.rows == 0 && !claim_unit(unit)) return false;
+    if (unit.rows == 0) return true;
+    if (unit.block >= p.slots) {
+      const uint32_t* const whole = count_of(p, Of::kWhole, unit.block - p.slots);
+      const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;
+      if (!ptx::all_sync(ptx::lane_index() != 0 || ptx::ld_acquire_gpu_b32(whole) >= needed)) return true;
+    }
+    fetch(unit, storage.staging);
+    unit.rows = 0;
+    return true;
+  }
+
+  DEVICE bool claim_unit(Unit& unit) {
+    if (rows_from == Next::kRowsOfAll) {
+      const uint32_t wanted = claim(rows_from);
+      if (wanted < kUnitsOfBand) return find_unit(unit, wanted);
+      rows_from = Next::kRows;
+    }
+    return find_unit(unit, kUnitsOfBand + claim(rows_from));
+  }
+};
+
+DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(product_of(p, tile).k); }
+
+// Rows of A that may be loaded: slots have whole blocks.
+DEVICE uint32_t end_of_a(const Tile& tile) { return tile.row_m + kBlockM; }
+DEVICE uint32_t first_address_of(const Tile& tile) { return tile.row; }
+
+// The row of B for a column of a product. In the first one kGateColumns of gate and kGateColumns of up take turns.
+DEVICE uint32_t row_of_b(const Product& p, const Tile& tile, uint32_t column) {
+  if (tile.is_second) return column;
+  constexpr uint32_t kTurn = 2 * kGateColumns;
+  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : p.n / 2);
+}
+
+// ---- B's scales, of gate and up or of two blocks in a line; no C
+
+DEVICE const float* sfb_of(const Params& p, const Tile& tile) {
+  return product_of(p, tile).sfb + tile.group * (tile.is_second ? p.second_sfb_stride : p.groups.sfb_stride);
+}
+
+DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
+  const Product& of = product_of(p, tile);
+  TileScales scales(sfb_of(p, tile), of.sfb_stride_n, of.sfb_stride_k, tile.row_n, of.n, k_blocks_of(p, tile).end);
+  if (tile.is_second) {
+    scales.row[0] = sfb_of(p, tile) + uint64_t{tile.row_n / kScaleRowsOfB} * of.sfb_stride_n;
+    scales.row[1] = scales.row[0] + (tile.row_n + kScaleRowsOfB < of.n ? of.sfb_stride_n : 0);
+  }
+  return scales;
+}
+
+DEVICE const uint8_t* c_of(const Params&, const Tile&) { return nullptr; }
+
+#include "work/rows_of_tile.cuh"
