@@ -1,9 +1,9 @@
 """Predict the gain of one stream of tasks over both products of experts across GPUs: python docs/model_lag.py
 
 The script writes the tables of "What a lag would bring: a model" in experts_across_gpus.md. Constants are fitted to
-the files of two GPUs among benchmarks/results/distributed-*.json, and judged by times that the fit did not use: whole
-calls of all files, and products of four and eight GPUs. Rates of the link and of an SM's stores are from
-performance_log.md.
+the files of two GPUs, and of four H200 on 2026-11-29, among benchmarks/results/distributed-*.json. They are judged by
+times that the fit did not use: whole calls of all files, and products of four and eight GPUs in the older files. Rates
+of the link and of an SM's stores are from performance_log.md.
 """
 
 from __future__ import annotations
@@ -79,13 +79,15 @@ LAGS = tuple(round(SMS * waves) for waves in (0.5, 1, 1.5, 2, 3, 6))
 FEW_TOKENS = 512
 """The fit ignores products of fewer tokens, because the busiest GPU then has more than its share of experts."""
 RINGS = (4, 8, 16)
-"""Numbers of blocks that a ring has more than the smallest ring."""
-JUDGED_TOKENS = (1024, 4096, 8192)
+"""Blocks of a ring beyond the least one."""
+JUDGED_TOKENS = (1024, 2048, 4096, 8192)
 TOLERANCE = 0.002
 """The best lag and ring are the smallest whose time exceeds the least time by at most this part."""
 
 PRODUCTS, CALL = "ep_layer/product_alone", "ep_layer/fused"
 """Fields of result files: both products alone, and the whole call by peer memory."""
+LAG = "lag"
+"""In place of a field: a whole call by one kernel with a lag."""
 
 
 class Key(NamedTuple):
@@ -255,8 +257,8 @@ def around_us(gpu: Gpu, layer: Layer, tokens: int) -> float:
     return gpu.post.us(tokens * layer.there_bytes) + ROUTES_US + gpu.sums.us(tokens * layer.topk * layer.back_bytes)
 
 
-def today_us(gpu: Gpu, layer: Layer, ranks: int, tokens: int, *, stores_beside: bool) -> float:
-    """Give the time of today's call: the second product after the first."""
+def in_turn_us(gpu: Gpu, layer: Layer, ranks: int, tokens: int, *, stores_beside: bool) -> float:
+    """Give the time of a call whose second product runs behind the first."""
     work = work_of(gpu, layer, ranks, tokens, stores_beside=stores_beside)
     return around_us(gpu, layer, tokens) + simulate(work)
 
@@ -278,24 +280,24 @@ def fit(error: Callable[[Sequence[float]], float], start: Sequence[float]) -> li
 
 
 @cache
-def fitted(file: str, name: str) -> Gpu:
-    """Fit a kind of GPU to the file of two such GPUs, with both layers.
+def fitted(name: str, *files: tuple[str, int]) -> Gpu:
+    """Fit a kind of GPU to files, each with its number of GPUs, with all layers.
 
     - products: `ep_layer/product_alone`, from 512 tokens on, but not if the whole call takes less time than both
       products (measured alone, the first product writes its result in BF16);
     - storing tokens for peers: `ep_dispatch/fused`; sums: `ep_combine/fused`, with all numbers of tokens.
     """
-    times = measured(file)
+    times = [(ranks, key, us, measured(file)) for file, ranks in files for key, us in measured(file).items()]
 
     def line(field: str, num_bytes: Callable[[Key], float]) -> Line:
-        return Line.fit([(num_bytes(key), us) for key, us in times.items() if key.field == field])
+        return Line.fit([(num_bytes(key), us) for _, key, us, _ in times if key.field == field])
 
     post = line("ep_dispatch/fused", lambda key: key.tokens * key.layer.there_bytes)
     sums = line("ep_combine/fused", lambda key: key.tokens * key.layer.topk * key.layer.back_bytes)
     both = {
-        (layer, tokens): us
-        for (layer, tokens, field), us in times.items()
-        if field == PRODUCTS and tokens >= FEW_TOKENS and us < times[Key(layer, tokens, CALL)]
+        (key.layer, ranks, key.tokens): us
+        for ranks, key, us, of_file in times
+        if key.field == PRODUCTS and key.tokens >= FEW_TOKENS and us < of_file[key._replace(field=CALL)]
     }
 
     def made(constants: Sequence[float]) -> Gpu:
@@ -304,7 +306,7 @@ def fitted(file: str, name: str) -> Gpu:
 
     def error(constants: Sequence[float]) -> float:
         gpu = made(constants)
-        return sum(math.log(gpu.products_us(layer, 2, n) / us) ** 2 for (layer, n), us in both.items())
+        return sum(math.log(gpu.products_us(*call) / us) ** 2 for call, us in both.items())
 
     return made(fit(error, (1300.0, 64.0, 4.0)))
 
@@ -354,8 +356,9 @@ class Judged(NamedTuple):
         return self.model_us / self.us - 1
 
 
-FILES = (("2026", 2, False), ("4", 4, False), ("8", 8, True), ("h100", 2, False))
-"""Names of result files, their numbers of GPUs, and whether idle warps stored results at their commits."""
+FILES = (("2026", 2, False), ("4-2026", 4, False), ("8", 8, True), ("h100", 2, False), ("4-h200", 4, None))
+"""Names of result files, their GPUs, and the calls at their commit: whether warps without other work stored results, as
+one product followed the other; None: one kernel with a lag, whose products the fit saw."""
 
 
 def judge() -> Iterator[Judged]:
@@ -363,11 +366,15 @@ def judge() -> Iterator[Judged]:
     for name, ranks, beside in FILES:
         gpu = H100 if name == "h100" else H200
         for (layer, tokens, field), us in measured(name).items():
-            if tokens in JUDGED_TOKENS and field == PRODUCTS:
+            if tokens not in JUDGED_TOKENS:
+                continue
+            if field == PRODUCTS and beside is not None:
                 yield Judged(ranks, gpu, layer, tokens, field, gpu.products_us(layer, ranks, tokens), us)
-            elif tokens in JUDGED_TOKENS and field == CALL:
-                us_of_model = today_us(gpu, layer, ranks, tokens, stores_beside=beside)
+            elif field == CALL and beside is not None:
+                us_of_model = in_turn_us(gpu, layer, ranks, tokens, stores_beside=beside)
                 yield Judged(ranks, gpu, layer, tokens, field, us_of_model, us)
+            elif field == CALL:
+                yield Judged(ranks, gpu, layer, tokens, LAG, best_lag(gpu, layer, ranks, tokens).us, us)
 
 
 def buffer_mib(layer: Layer, ranks: int, tokens: int, rows: int | None = None) -> float:
@@ -388,14 +395,14 @@ def row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def table(*head: str) -> list[str]:
+def table(*head: object) -> list[str]:
     """Give the first two rows of a table."""
     return [row(*head), "|" + "---|" * len(head)]
 
 
 def fitted_lines() -> Iterator[str]:
     """Yield the fitted constants."""
-    yield from table("fitted to two", "TFLOPS", "wasted rows", "weights", "storing tokens", "sums")
+    yield from table("fitted", "TFLOPS", "wasted rows", "weights", "storing tokens", "sums")
     for gpu in (H200, H100):
         lines = (f"{x.start_us:.0f} us, {x.gb_s:.0f} GB/s" for x in (gpu.post, gpu.sums))
         yield row(gpu.name, f"{gpu.tflops:.0f}", f"{gpu.vain_rows:.0f}", f"{gpu.dram_tb_s:.2f} TB/s", *lines)
@@ -405,27 +412,30 @@ def fitted_lines() -> Iterator[str]:
 def judged_lines() -> Iterator[str]:
     """Yield the times of the model, and measured times."""
     found = list(judge())
-    for field, title in ((CALL, "calls"), (PRODUCTS, "products")):
-        yield from table(title, *(f"{n} tokens" for n in JUDGED_TOKENS))
-        rows: dict[str, list[str]] = {}
+    for field, title in ((CALL, "one product after the other"), (LAG, "one kernel"), (PRODUCTS, "products")):
+        yield from table(title, *JUDGED_TOKENS)
+        rows: dict[str, dict[int, str]] = {}
         for each in found:
             if each.field == field:
-                name = f"{each.ranks} {each.gpu.name}, {each.layer.hidden}x{each.layer.intermediate}"
-                rows.setdefault(name, []).append(f"{each.model_us:.0f}/{each.us:.0f} {100 * each.error:+.0f}%")
-        yield from (row(name, *cells) for name, cells in rows.items())
+                name = f"{each.ranks} {each.gpu.name}, {name_of(each.layer)}"
+                cell = f"{each.model_us:.0f}/{each.us:.0f} {100 * each.error:+.0f}%"
+                rows.setdefault(name, {})[each.tokens] = cell
+        yield from (row(name, *(cells.get(n, "") for n in JUDGED_TOKENS)) for name, cells in rows.items())
         yield ""
     yield from table("8192 tokens", "call minus products, model/measured", "ratio")
     most = {(each.ranks, each.gpu, each.layer, each.field): each for each in found if each.tokens == 8192}
     for (ranks, gpu, layer, field), call in most.items():
+        if field != CALL:
+            continue
         products = most[ranks, gpu, layer, PRODUCTS]
         more, measured_more = call.model_us - products.model_us, call.us - products.us
-        if field == CALL and measured_more > 0:
-            name = f"{ranks} {gpu.name}, {layer.hidden}x{layer.intermediate}"
+        if measured_more > 0:
+            name = f"{ranks} {gpu.name}, {name_of(layer)}"
             yield row(name, f"{more:.0f}/{measured_more:.0f}", f"{more / measured_more:.2f}")
     yield ""
     yield from table("stores during the next tile", "measured", "model")
     for (ranks, layer, tokens), (before, after) in STORED_BESIDE.items():
-        slow, fast = (today_us(H200, layer, ranks, tokens, stores_beside=x) for x in (False, True))
+        slow, fast = (in_turn_us(H200, layer, ranks, tokens, stores_beside=x) for x in (False, True))
         ratios = f"{before} -> {after}: {after / before:.3f}", f"{slow:.0f} -> {fast:.0f}: {fast / slow:.3f}"
         yield row(f"{ranks} H200, {layer.hidden}x{layer.intermediate}, {tokens}", *ratios)
     yield ""
@@ -434,7 +444,7 @@ def judged_lines() -> Iterator[str]:
 class Predicted(NamedTuple):
     """Times of a call, in microseconds."""
 
-    today_us: float
+    in_turn_us: float
     lag: Lag
     worse_us: float
 
@@ -448,7 +458,7 @@ def predict(gpu: Gpu, layer: Layer, ranks: int, tokens: int) -> Predicted:
     )
     blocks = lag.ring_rows // BLOCK_ROWS
     return Predicted(
-        today_us(gpu, layer, ranks, tokens, stores_beside=True),
+        in_turn_us(gpu, layer, ranks, tokens, stores_beside=True),
         lag,
         lag_us(worse, layer, ranks, tokens, lag.tasks, blocks),
     )
@@ -456,22 +466,22 @@ def predict(gpu: Gpu, layer: Layer, ranks: int, tokens: int) -> Predicted:
 
 def predicted_lines(gpu: Gpu, ranks: int) -> Iterator[str]:
     """Yield the predictions for one machine."""
-    yield from table(f"{ranks} {gpu.name}", "tokens", "products", "link", "today", "lag", "worse", "tasks", "ring")
+    yield from table(f"{ranks} {gpu.name}", "tokens", "products", "link", "in turn", "lag", "worse", "tasks", "ring")
     for layer, tokens in CALLS:
         work, found = work_of(gpu, layer, ranks, tokens, stores_beside=True), predict(gpu, layer, ranks, tokens)
-        times = gpu.products_us(layer, ranks, tokens), work.link_us, found.today_us, found.lag.us, found.worse_us
+        times = gpu.products_us(layer, ranks, tokens), work.link_us, found.in_turn_us, found.lag.us, found.worse_us
         cells = *(f"{us:.0f}" for us in times), found.lag.tasks, found.lag.ring_rows
         yield row(name_of(layer), tokens, *cells)
     yield ""
 
 
 def aims_lines() -> Iterator[str]:
-    """Yield the predictions and the aims."""
-    yield from table("8 H100", "tokens", "aim, us", "today", "lag", "worse", "room")
+    """Yield the predictions beside the aims."""
+    yield from table("8 H100", "tokens", "aim, us", "in turn", "lag", "worse", "room")
     for (layer, tokens), aim in zip(CALLS, AIMS_EIGHT_H100, strict=True):
         found = predict(H100, layer, 8, tokens)
-        times = found.today_us, found.lag.us, found.worse_us
-        room = (found.today_us - found.lag.us) / H100.products_us(layer, 8, tokens)
+        times = found.in_turn_us, found.lag.us, found.worse_us
+        room = (found.in_turn_us - found.lag.us) / H100.products_us(layer, 8, tokens)
         yield row(name_of(layer), tokens, aim, *(f"{us:.0f} ({us / aim:.2f})" for us in times), f"{100 * room:.0f}%")
     yield ""
     head = f"of the public ({AIM_OF_PUBLIC:.2f})", f"of the products ({AIM_OF_PRODUCTS:.2f})"
@@ -509,7 +519,7 @@ def memory_lines() -> Iterator[str]:
     yield ""
 
 
-H200, H100 = fitted("2026", "H200"), fitted("h100", "H100")
+H200, H100 = fitted("H200", ("2026", 2), ("4-h200", 4)), fitted("H100", ("h100", 2))
 
 
 def section() -> str:

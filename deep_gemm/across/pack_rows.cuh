@@ -51,11 +51,12 @@ KERNEL(kNumThreads, kCtasPerSm) pack_rows(GRID_CONSTANT PackParams p) {
   ptx::griddepcontrol_wait();
   const Piece piece = load_piece(p.x + uint64_t{token} * p.x_pitch, is_cast, at.block * kBlock, p.hidden, lane);
   ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
-  const CastPiece cast = cast_piece(piece, lane);
+  CastPiece casts[1];
+  cast_pieces(&piece, lane, casts);
   if (is_cast) {
     for_each_row(p, token, [&](uint8_t* row) {
-      store_values(row, at.block * kBlock, p.hidden, lane, cast.values);
-      if (lane == 0) ptx::st_global_f32(row + p.hidden + at.block * 4, cast.scale);
+      store_values(row, at.block * kBlock, p.hidden, lane, casts[0].values);
+      if (lane == 0) ptx::st_global_f32(row + p.hidden + at.block * 4, casts[0].scale);
     });
   } else if (at.block == blocks && token < p.slots) {
     const uint32_t routes = p.hidden + blocks * 4;  // byte of a row

@@ -210,16 +210,12 @@ DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
   if (ptx::lane_index() == 0) for_slots(p, shared, work, load);
 }
 
-// Removes the lowest column from the mask and returns it; returns 32 if the mask is empty.
-DEVICE uint32_t next_of(uint32_t& columns) {
-  const uint32_t next = ptx::popc(~columns & (columns - 1));
-  columns &= columns - 1;
-  return next;
-}
+// Returns the lowest column of a mask; 32 if the mask is empty.
+DEVICE uint32_t first_of(uint32_t columns) { return ptx::popc(~columns & (columns - 1)); }
 
 // Casts B to E4M3 with several warps. A warp casts 128 columns of a row at a time, which become a column of B for WGMMA.
 struct Caster {
-  static constexpr uint32_t kAtOnce = 4;  // pieces that are loaded before the first is used
+  static constexpr uint32_t kAtOnce = 4;  // pieces that are cast together; all columns of a slot are loaded before
   uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
   Divisor of_lane{};  // for one scale per row: the divisor of the column whose number is the lane's
 
@@ -237,16 +233,16 @@ struct Caster {
     return piece;
   }
 
-  // Finds the scales of an item's rows. Each warp reads a part of k.
+  // Finds the scales of the rows of an item's expert. Each warp reads a part of k.
   DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
-    for (uint32_t left = item.columns(); left != 0;) {
-      const uint32_t column = next_of(left);
+    for (uint32_t left = item.columns(); left != 0; left &= left - 1) {
+      const uint32_t column = first_of(left);
       uint32_t keys[1] = {};
-      Piece pieces[kAtOnce];
+      Piece pieces[kColumns];
 #pragma unroll 1
-      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kAtOnce) {
+      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kColumns) {
 #pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = load(p, item, column, k_block + i * kNumBWarps);
+        for (uint32_t i = 0; i < kColumns; ++i) pieces[i] = load(p, item, column, k_block + i * kNumBWarps);
 #pragma unroll
         for (const Piece& piece : pieces) keys[0] = larger_key(keys[0], key_of<false>(piece));
       }
@@ -258,23 +254,22 @@ struct Caster {
 #pragma unroll
     for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + lane % kColumns));
     of_lane = divisor_of<false>(amax, 0.f, false);
-    ptx::bar_sync(1, kNumBWarps * 32);  // before the warps reuse `largest` for another item
+    ptx::bar_sync(1, kNumBWarps * 32);  // before the warps reuse `largest` for another expert
   }
 
-  // Casts a piece of a column and stores it in WGMMA's layout: rows of 128 bytes whose chunks of 16 are swizzled.
-  DEVICE void cast(float* of_columns, uint8_t* b, uint32_t column, const Piece& piece) const {
-    CastPiece made;
-    if constexpr (kIsByRow) {
-      const Divisor divisor = {ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)};
-      float quotients[kElements];
+  // Casts kAtOnce pieces of columns and stores them in WGMMA's layout: rows of 128 bytes whose chunks of 16 are swizzled.
+  DEVICE void cast(float* of_columns, uint8_t* b, const uint32_t* columns, const Piece* pieces) const {
+    CastPiece casts[kAtOnce];
+    if constexpr (!kIsByRow) cast_pieces(pieces, lane, casts);
 #pragma unroll
-      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(piece, e), divisor);
-      made = {pack_values(quotients), divisor.scale};
-    } else {
-      made = cast_piece(piece, lane);
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t column = columns[i];
+      if (column == 32) continue;
+      if constexpr (kIsByRow)
+        casts[i] = cast_by<false>({ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)}, pieces[i]);
+      if (lane == 0) ptx::st_shared_f32(of_columns + column, casts[i].scale);
+      ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), casts[i].values.words[0]);
     }
-    if (lane == 0) ptx::st_shared_f32(of_columns + column, made.scale);
-    ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), made.values.words[0]);
   }
 };
 static_assert(kLanes == 32, "a warp has 128 columns");
@@ -290,21 +285,19 @@ DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
     float of_unit = 0;
     if (!kIsByRow && is_own && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
     if constexpr (kIsSecond) ptx::griddepcontrol_wait();
-    if (kIsByRow && k_block == 0) caster.find_scales(p, shared, work, item);
+    if (kIsByRow && k_block == 0 && (item.unit == 0 || item.number == work.first)) caster.find_scales(p, shared, work, item);
     if (!is_own) return;
-    for (uint32_t left = item.columns(); left != 0;) {
-      uint32_t columns[Caster::kAtOnce];
-      Piece pieces[Caster::kAtOnce];
+    uint32_t left = item.columns(), columns[kColumns];
+    Piece pieces[kColumns];
 #pragma unroll
-      for (uint32_t i = 0; i < Caster::kAtOnce; ++i) {
-        columns[i] = next_of(left);
-        pieces[i] = caster.load(p, item, columns[i], k_block);
-      }
-      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
-#pragma unroll
-      for (uint32_t i = 0; i < Caster::kAtOnce; ++i)
-        if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns[i], pieces[i]);
+    for (uint32_t i = 0; i < kColumns; ++i, left &= left - 1) {
+      columns[i] = first_of(left);
+      pieces[i] = caster.load(p, item, columns[i], k_block);
     }
+    ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns; i += Caster::kAtOnce)
+      if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns + i, pieces + i);
     if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
     ptx::fence_proxy_async_shared();  // WGMMA reads bytes that threads have stored
     ptx::syncwarp();

@@ -37,7 +37,7 @@ from deep_gemm.moe.api import activations_of_rows, product_of_rows
 from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8, weighted_sum
 
-from . import distributed_training, mega_moe, table
+from . import distributed_training, fp4_experts, mega_moe, table
 from .bench import Asked, Bench, Steps
 from .cases import Shape, parse_shapes
 from .contenders import m_major
@@ -50,7 +50,7 @@ from .timing import L2Flush, Spread
 
 GROUP, GROUP_FIXED, FUSED, MEGA = "nccl", "nccl_fixed", "fused", "mega"
 CONTENDERS = (GROUP, GROUP_FIXED, FUSED, MEGA, ALONE)
-LAYER, DISPATCH, COMBINE = "ep_layer", "ep_dispatch", "ep_combine"
+LAYER, LAYER_FP4, DISPATCH, COMBINE = "ep_layer", "ep_layer_fp4", "ep_dispatch", "ep_combine"
 MEANING = "experts, top-k, tokens of each process, hidden, intermediate, exponent of Zipf's law"
 """The meaning of a shape's numbers. The shape of a training step has no exponent."""
 NUMBERS = MEANING.count(", "), MEANING.count(", ") + 1
@@ -70,13 +70,16 @@ METHOD = (
     "graphs lie ahead, while GPUs sleep a millisecond); of "
     f"each call the slowest process, of {REPEATS} calls the median, least and most. nccl: the prefill form, with "
     "its wait of the host; nccl_fixed: the decode form, the layer as a replayed CUDA graph; fused: the same "
-    "with peer_memory, the cast being part of its ep_dispatch; ep_layer: the whole, ep_dispatch: rows on their "
+    "with peer_memory, the cast being part of its ep_dispatch; ep_layer: the whole, ep_layer_fp4: the whole with "
+    "weights in MXFP4, where mega is fp8_fp4_mega_moe, ep_dispatch: rows on their "
     "way to the experts, ep_combine: sums on their way back and added up, by peer memory without the way itself, which "
     "the second product takes; product_alone: both products of a process's rows, which the busiest has most of, as a "
     "replayed graph, without anything between; mega: fp8_mega_moe, whose tokens are "
     "in FP8 before, as a replayed graph where rows go by peer memory. All forms checked: the same bits, but mega, "
     f"another function, near them; {distributed_training.METHOD}"
 )
+Weights = dict[str, tuple[Operand, Operand]]
+"""Weights of both products, by the kind of rows that come of them."""
 MODELS = ((256, 6, 4096, 2048), (384, 6, 7168, 3072), (256, 8, 7168, 2048))
 TOKENS = (1, 8, 32, 128, 512, 1024, 4096, 8192)
 SHAPES: tuple[Shape, ...] = tuple(
@@ -148,10 +151,10 @@ def is_trained(shape: Shape) -> bool:
     return len(shape) == NUMBERS[0]
 
 
-def _weights(experts: int, hidden: int, intermediate: int, device: torch.device) -> tuple[Operand, Operand]:
-    here = owned_experts(experts)
-    found = weights_of(here.stop - here.start, hidden, intermediate, str(device))
-    return found.w1, found.w2
+def _weights(experts: int, hidden: int, intermediate: int, device: torch.device) -> Weights:
+    """Make weights for this process's experts: in FP8, and others in FP4."""
+    here, makers = owned_experts(experts), {LAYER: weights_of, LAYER_FP4: fp4_experts.weights_of}
+    return {kind: make(here.stop - here.start, hidden, intermediate, str(device))[:2] for kind, make in makers.items()}
 
 
 class Clock:
@@ -203,8 +206,8 @@ class Step:
 class Work:
     """The tokens of this process, and the ways to compute them."""
 
-    def __init__(self, shape: Shape, weights: tuple[Operand, Operand], device: torch.device) -> None:
-        self.shape, self.weights, self.device = shape, weights, device
+    def __init__(self, kind: str, shape: Shape, weights: tuple[Operand, Operand], device: torch.device) -> None:
+        self.kind, self.shape, self.weights, self.device = kind, shape, weights, device
         experts, topk, tokens, hidden, _, skew = shape
         rank = dist.get_rank()
         of_all = routes_of_all(experts, topk, tokens, skew, dist.get_world_size())
@@ -223,16 +226,24 @@ class Work:
         self.mega = mega_moe.MegaCall(self.x, self.ids, self.p, weights, experts) if has_mega else None
 
     def steps(self) -> Iterator[Step]:
-        """Yield all timed steps."""
-        x, ids, p, layer = self.x, self.ids, self.p, self.layer
-        yield Step(LAYER, GROUP, lambda: layer(x, ids, p))
+        """Yield all timed steps. Weights change the whole layer alone, so the ways there and back come once."""
+        x, ids, p, layer, fused = self.x, self.ids, self.p, self.layer, self.fused
+        yield Step(self.kind, GROUP, lambda: layer(x, ids, p))
         if self.has_fixed:
-            yield Step(LAYER, GROUP_FIXED, _replayed(lambda: layer.decode(x, ids, p), self.device))
+            yield Step(self.kind, GROUP_FIXED, _replayed(lambda: layer.decode(x, ids, p), self.device))
         if self.mega is not None:
-            yield Step(LAYER, MEGA, self.mega if self.mega.waits else _replayed(self.mega, self.device))
-        yield Step(LAYER, ALONE, self._products())
+            yield Step(self.kind, MEGA, self.mega if self.mega.waits else _replayed(self.mega, self.device))
+        yield Step(self.kind, ALONE, self._products())
+        if fused is not None:
+            yield Step(self.kind, FUSED, _replayed(lambda: fused.decode(x, ids, p), self.device))
+        if self.kind == LAYER:
+            yield from self._ways()
+
+    def _ways(self) -> Iterator[Step]:
+        """Yield the way of rows to the experts and the way of sums back, of each form."""
+        x, ids, p, layer = self.x, self.ids, self.p, self.layer
         if self.fused is not None:
-            yield from self._fused_steps(self.fused)
+            yield from self._fused_ways(self.fused)
         facts = Facts(self.shape[0], self.shape[3], self.shape[1], 0, 0)
         plan = layer.planner().plan(ids, None, facts)
         rows, sent = message.pack(x, ids, p, plan.row_of, sum(plan.sends)), message.pack(x, ids, p)
@@ -245,9 +256,8 @@ class Work:
             yield Step(DISPATCH, GROUP_FIXED, lambda: everywhere.dispatch(sent))
             yield Step(COMBINE, GROUP_FIXED, lambda: everywhere.combine(back, len(x), None))
 
-    def _fused_steps(self, fused: Experts) -> Iterator[Step]:
+    def _fused_ways(self, fused: Experts) -> Iterator[Step]:
         x, ids, p = self.x, self.ids, self.p
-        yield Step(LAYER, FUSED, _replayed(lambda: fused.decode(x, ids, p), self.device))
         peers, routes = fused.connected(ids.shape[1]), torch.empty_like(ids, dtype=torch.int32)
         out = torch.empty_like(x, dtype=torch.bfloat16)
 
@@ -339,11 +349,19 @@ def _both(a: Quantized, w1: Operand, b: Quantized, w2: Operand, rows: ExpertRows
     product_of_rows(b, w2, rows)
 
 
-def rows_of(shape: Shape, weights: tuple[Operand, Operand] | None, clock: Clock, only: Sequence[str]) -> list[Row]:
+def rows_of(shape: Shape, weights: Weights | None, clock: Clock, only: Sequence[str]) -> list[Row]:
     """Check and time a shape. Every process makes the same calls. Training makes its own weights."""
-    kind, config = STEP if weights is None else LAYER, f"{dist.get_world_size()} processes"
+    if weights is None:
+        return _timed(STEP, shape, partial(Training, shape, clock.device), clock, only)
+    works = ((kind, partial(Work, kind, shape, both, clock.device)) for kind, both in weights.items())
+    return [row for kind, make in works for row in _timed(kind, shape, make, clock, only)]
+
+
+def _timed(kind: str, shape: Shape, make: Callable[[], Any], clock: Clock, only: Sequence[str]) -> list[Row]:
+    """Make the work of a kind of rows, check it and time its steps."""
+    config = f"{dist.get_world_size()} processes"
     try:
-        work = Training(shape, clock.device) if weights is None else Work(shape, weights, clock.device)
+        work = make()
         wrong = work.check()
     except Exception as error:
         wrong = reason(error)

@@ -1,6 +1,8 @@
-"""The call of `fp8_mega_moe` for `bench distributed`."""
+"""The call of `fp8_mega_moe` or `fp8_fp4_mega_moe` for `bench distributed`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,11 +10,15 @@ from torch import Tensor
 from deep_gemm.across.mega_check import HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.distributed import (
+    fp8_fp4_mega_moe,
     fp8_mega_moe,
+    get_symm_buffer_for_mega_moe,
     get_symm_buffer_for_sm90_mega_moe,
     mega_moe_pre_dispatch_sm90,
+    transform_weights_for_mega_moe,
     transform_weights_for_mega_moe_sm90,
 )
+from deep_gemm.gemm.packed import is_packed
 from deep_gemm.testing import calc_diff
 
 TOLERANCE = 0.01
@@ -23,9 +29,15 @@ class MegaCall:
     """FP8 tokens in a buffer, and the call that computes them."""
 
     def __init__(self, x: Tensor, ids: Tensor, p: Tensor, weights: tuple[Operand, Operand], experts: int) -> None:
-        (tokens, topk), hidden, intermediate = ids.shape, x.shape[1], weights[1][0].shape[2]
-        self.buffer = get_symm_buffer_for_sm90_mega_moe(None, experts, tokens, topk, hidden, intermediate)
-        self.weights = transform_weights_for_mega_moe_sm90(*weights)
+        (tokens, topk), hidden, intermediate = ids.shape, x.shape[1], weights[0][0].shape[1] // 2
+        sizes = None, experts, tokens, topk, hidden, intermediate
+        self.function: Callable[..., None]
+        if is_packed(weights[0]):
+            self.function, self.buffer = fp8_fp4_mega_moe, get_symm_buffer_for_mega_moe(*sizes)
+            self.weights = transform_weights_for_mega_moe(*weights)
+        else:
+            self.function, self.buffer = fp8_mega_moe, get_symm_buffer_for_sm90_mega_moe(*sizes)
+            self.weights = transform_weights_for_mega_moe_sm90(*weights)
         self.y = torch.empty_like(x)
         filled = self.buffer.x, self.buffer.x_sf, self.buffer.topk_idx, self.buffer.topk_weights
         mega_moe_pre_dispatch_sm90(x, ids, p, *filled)
@@ -37,7 +49,7 @@ class MegaCall:
 
     def __call__(self) -> Tensor:
         """Compute the tokens."""
-        fp8_mega_moe(self.y, *self.weights, self.buffer)
+        self.function(self.y, *self.weights, self.buffer)
         return self.y
 
     def is_near(self, right: Tensor) -> bool:

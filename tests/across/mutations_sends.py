@@ -82,6 +82,5 @@ PACK_MUTATIONS = [
     Mutation("teams past the last token cast", _PACK, "is_cast = token < p.tokens && at", "is_cast = at"),
     Mutation("the first slots alone get routes", _PACK, "at.block == blocks && token < p.slots", "at.block == blocks && token < p.tokens", shows_in=BF16),
     Mutation("operands are read before the kernel ahead has ended", _PACK, "  ptx::griddepcontrol_wait();\n", ""),
-    Mutation("every block is taken for ordinary", _PIECE, "if (!cast_piece_as<true>(piece, lane, cast)) cast_piece_as<false>(piece, lane, cast);", "cast_piece_as<true>(piece, lane, cast);"),
-    Mutation("no block is found not to be ordinary", _PIECE, "if (kIsOrdinary && !ptx::all_sync(is_ordinary(divisor))) return false;", ""),
+    Mutation("every block is taken for ordinary", _PIECE, "  if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return cast_pieces<kCount, false>(pieces, lane, casts);\n", ""),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import group_of_one, some
-from mega_cases import weights_on_gpu
+from mega_cases import random_fp4, weights_on_gpu
 from torch import Tensor
 
 import deep_gemm
@@ -57,11 +57,14 @@ class Rank:
 
 
 def ranks_of_one_gpu(
-    ranks: int, seconds: float = SECONDS, dtype: torch.dtype = torch.bfloat16, products: str = "fp8"
+    ranks: int, seconds: float = SECONDS, dtype: torch.dtype = torch.bfloat16, kind: str = "fp8"
 ) -> list[Rank]:
     g = torch.Generator("cuda").manual_seed(ranks)
     weights: list[Any] = [*weights_on_gpu(NUM, HIDDEN, INTER, g)]
-    if products == "bf16":
+    products = "bf16" if kind == "bf16" else "fp8"
+    if kind == "fp8 and fp4":
+        weights[1] = random_fp4(NUM, HIDDEN, INTER, g)
+    elif kind == "bf16":
         weights = [deep_gemm.cast_back_from_fp8(*each).bfloat16() for each in weights]
     room = Room(ranks, MAX_TOKENS, HIDDEN, TOPK, None if products == "bf16" else 128)
     memories = [torch.zeros(room.num_bytes, dtype=torch.uint8, device="cuda") for _ in range(ranks)]
@@ -125,11 +128,11 @@ def assert_right(ranks: list[Rank]) -> None:
         assert torch.equal(rank.out.view(torch.int16), expected.view(torch.int16))
 
 
-@pytest.mark.parametrize("products", ["fp8", "bf16"])
+@pytest.mark.parametrize("kind", ["fp8", "fp8 and fp4", "bf16"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype, products: str) -> None:
-    ranks = ranks_of_one_gpu(count, dtype=dtype, products=products)
+def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype, kind: str) -> None:
+    ranks = ranks_of_one_gpu(count, dtype=dtype, kind=kind)
     for seed in range(4):
         draw(ranks, seed)
         torch.cuda.synchronize()

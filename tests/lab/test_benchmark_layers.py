@@ -21,7 +21,7 @@ from deep_gemm.core.sources import cuda_sources
 from lab.bench import benches, casts, command, experts, kinds, layers, linear, machine, plot_layers, timing, training
 from lab.bench.bench import planned
 from lab.bench.contenders import BF16, OURS
-from lab.bench.distributed import COMBINE, DISPATCH, GROUP, GROUP_FIXED, LAYER, MEGA
+from lab.bench.distributed import COMBINE, DISPATCH, GROUP, GROUP_FIXED, LAYER, LAYER_FP4, MEGA
 from lab.bench.distributed_training import routes_of_all
 from lab.bench.layers import ALONE, COPY, EAGER, Layer, Work
 from lab.bench.report import Report, Row
@@ -558,7 +558,7 @@ def test_two_processes_measure_the_layer_and_its_ways(
     assert command.run("distributed", shapes="4,2,6,256,128,1; 4,2,6,256,128", processes=2, out=path, commit="abc")
     rows = Report.load(path).rows
     assert {(row.kind, row.contender) for row in rows} == {
-        *((LAYER, name) for name in (GROUP, GROUP_FIXED, MEGA, ALONE)),
+        *((kind, name) for kind in (LAYER, LAYER_FP4) for name in (GROUP, GROUP_FIXED, MEGA, ALONE)),
         *((kind, name) for kind in (DISPATCH, COMBINE) for name in (GROUP, GROUP_FIXED)),
         *(("ep_step", name) for name in (GROUP, ALONE)),
     }

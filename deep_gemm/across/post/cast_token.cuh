@@ -16,10 +16,11 @@ DEVICE void put_token(const PostParams& p, uint8_t* row, uint32_t token, uint32_
     for (uint32_t i = 0; i < kPieces; ++i) {
       if (first + i * kTeams >= blocks) break;
       const uint32_t block = first + i * kTeams + team;  // past the last for some teams: a warp stays together
-      const CastPiece cast = cast_piece(pieces[i], lane);
+      CastPiece casts[1];
+      cast_pieces(&pieces[i], lane, casts);
       if (block >= blocks) continue;
-      store_values(row, block * kBlock, p.hidden, lane, cast.values);
-      if (lane == 0) ptx::st_global_f32(row + p.hidden + block * 4, cast.scale);
+      store_values(row, block * kBlock, p.hidden, lane, casts[0].values);
+      if (lane == 0) ptx::st_global_f32(row + p.hidden + block * 4, casts[0].scale);
     }
   }
 }

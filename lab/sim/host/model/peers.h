@@ -4,6 +4,9 @@
 //
 // In the other direction, a peer may read a store of this rank to its own memory if a thread that knew of the store has
 // released a flag there, and the peer has acquired the flag.
+//
+// TMA loads poison for words that ordinary stores of the same kernel have written, unless a thread that knew of the stores
+// fenced and then released, and the loading thread acquired and then fenced.
 #pragma once
 #include "scheduler.h"
 
