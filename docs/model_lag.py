@@ -412,13 +412,13 @@ def fitted_lines() -> Iterator[str]:
 def judged_lines() -> Iterator[str]:
     """Yield the times of the model beside measured ones."""
     found = list(judge())
-    for field, title in ((CALL, "one product after the other"), (LAG, "one kernel"), (PRODUCTS, "products")):
+    for field, title in ((CALL, "in turn"), (LAG, "one kernel"), (PRODUCTS, "products")):
         yield from table(title, *JUDGED_TOKENS)
         rows: dict[str, dict[int, str]] = {}
         for each in found:
             if each.field == field:
                 name = f"{each.ranks} {each.gpu.name}, {name_of(each.layer)}"
-                cell = f"{each.model_us:.0f}/{each.us:.0f} {100 * each.error:+.0f}%"
+                cell = f"{each.model_us:.0f}/{each.us:.0f} {100 * each.error:+.0f}"
                 rows.setdefault(name, {})[each.tokens] = cell
         yield from (row(name, *(cells.get(n, "") for n in JUDGED_TOKENS)) for name, cells in rows.items())
         yield ""
