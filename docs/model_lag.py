@@ -417,7 +417,7 @@ def judged_lines() -> Iterator[str]:
         rows: dict[str, dict[int, str]] = {}
         for each in found:
             if each.field == field:
-                name = f"{each.ranks} {each.gpu.name}, {name_of(each.layer)}"
+                name = f"{each.ranks} {each.gpu.name} {name_of(each.layer)}"
                 cell = f"{each.model_us:.0f}/{each.us:.0f} {100 * each.error:+.0f}"
                 rows.setdefault(name, {})[each.tokens] = cell
         yield from (row(name, *(cells.get(n, "") for n in JUDGED_TOKENS)) for name, cells in rows.items())
