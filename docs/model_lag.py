@@ -412,7 +412,7 @@ def fitted_lines() -> Iterator[str]:
 def judged_lines() -> Iterator[str]:
     """Yield the times of the model, and measured times."""
     found = list(judge())
-    for field, title in ((CALL, "one product after the other"), (LAG, "one kernel"), (PRODUCTS, "products")):
+    for field, title in ((CALL, "in turn"), (LAG, "one kernel"), (PRODUCTS, "products")):
         yield from table(title, *JUDGED_TOKENS)
         rows: dict[str, dict[int, str]] = {}
         for each in found:
