@@ -11,7 +11,6 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "types.cuh"
-#include "ue8m0.cuh"
 
 struct ScalesParams {
   const uint32_t* sf;

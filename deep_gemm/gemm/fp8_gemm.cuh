@@ -12,7 +12,6 @@
 #include "config.cuh"
 #include "kinds.cuh"
 #include "ptx/cluster.cuh"
-#include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ring.cuh"

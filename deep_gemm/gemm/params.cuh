@@ -21,7 +21,7 @@ struct Product {
   uint64_t c_pitch, d_pitch;  // in elements
   uint32_t sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
-  uint32_t words;  // the sides whose scales are words of UE8M0: see ue8m0.cuh
+  uint32_t words;  // the sides whose scales are words of UE8M0: see types.cuh
 };
 
 struct Activation {

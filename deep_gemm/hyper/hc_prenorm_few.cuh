@@ -15,7 +15,6 @@
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
 
 struct HcFewParams {

@@ -29,7 +29,7 @@ MUTATIONS = [
     Mutation("blocks past the last are written", _KERNEL, "if (row < p.m && block < p.k_blocks)\n      ptx::st", "if (row < p.m)\n      ptx::st"),
     Mutation("rows lie m apart", _KERNEL, "* p.pitch + row", "* p.m + row"),
     Mutation("writes follow the way of the reads", _KERNEL, "place_of(i, true)", "Place{place_of(i, true).block, place_of(i, true).row}"),
-    Mutation("the lowest exponent is zero", "ue8m0.cuh", "s == 0 ? 0x400000 : ", ""),
+    Mutation("the lowest exponent is zero", "types.cuh", "s == 0 ? 0x400000 : ", ""),
     Mutation("words are numbers", _KERNEL, "are_words = p.are_words != 0;", "are_words = false;"),
     Mutation("a word for each scale", _KERNEL, "(are_words ? block / 4 : block)", "block"),
     Mutation("a word's first exponent for all", _KERNEL, "bits_of_scale_at(at.block, words[i])", "bits_of_scale_at(0, words[i])"),

@@ -24,7 +24,7 @@ ONE, NO_NUMBER = 127, 255
 
 
 class Words(IntFlag):
-    """Operands of a product whose scales are words of UE8M0, not FP32, as `kWordsOfA` of core/ue8m0.cuh tells."""
+    """Operands of a product whose scales are words of UE8M0, not FP32, as `kWordsOfA` of core/types.cuh tells."""
 
     NONE = 0
     A = 1

@@ -1,4 +1,4 @@
-// Indices of a thread, and operations that the threads of a warp or of a CTA do together.
+// Indices of a thread, and operations that the threads of a warp, a warpgroup or a CTA do together.
 //
 // All threads of a warp must execute an "aligned" operation together.
 #pragma once
@@ -67,5 +67,32 @@ DEVICE void bar_arrive(uint32_t id, uint32_t threads) {
 // Waits until the previous kernel has ended and its writes are visible. Does nothing if the launch has no early start.
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Move registers between the warpgroups of a CTA. (PTX ISA, "setmaxnreg".) All warps of a warpgroup execute it. An increase
+// waits until decreases have freed enough registers. It waits for ever if the sum of (threads x registers) would exceed
+// the CTA's registers at launch.
+template <uint32_t kRegisters>
+DEVICE void setmaxnreg_inc() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0, "24 to 256 registers, a multiple of 8");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <uint32_t kRegisters>
+DEVICE void setmaxnreg_dec() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0, "24 to 256 registers, a multiple of 8");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Products of a warp's registers. (PTX ISA, "Warp-level matrix instructions", "Matrix Fragments for mma.m16n8k8".)
+// D += A @ B.T for 16 rows of A and 8 rows of B, 8 deep, in TF32: the lower 13 bits of an operand are ignored. A lane,
+// with g = lane / 4 and t = lane % 4, has A[g][t], A[g + 8][t], A[g][t + 4], A[g + 8][t + 4]; B[g][t], B[g][t + 4]; and
+// D[g][2 t], D[g][2 t + 1], D[g + 8][2 t], D[g + 8][2 t + 1].
+DEVICE void mma_m16n8k8_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
 
 }  // namespace ptx

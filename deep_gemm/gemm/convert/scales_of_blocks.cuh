@@ -13,7 +13,7 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
-#include "ue8m0.cuh"
+#include "types.cuh"
 #include WORK
 
 constexpr uint32_t kChunks = kBlockN / kScaleRowsOfB;

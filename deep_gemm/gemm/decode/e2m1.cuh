@@ -14,7 +14,7 @@
 #include "e4m3_of_e2m1.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "ue8m0.cuh"
+#include "types.cuh"
 
 // Sets of partial sums that fit in a thread's registers: with two, one is multiplied while the other is promoted.
 constexpr uint32_t kNumPartials = kBlockTokens <= 32 ? 2 : 1;

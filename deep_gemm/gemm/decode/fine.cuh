@@ -9,7 +9,7 @@
 #include "decode/tile.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "ue8m0.cuh"
+#include "types.cuh"
 
 constexpr uint32_t kDepth = kColumnsOfA < kColumnsOfB ? kColumnsOfA : kColumnsOfB;
 constexpr uint32_t kParts = kBlockK / kDepth, kPartsOfA = kBlockK / kColumnsOfA, kPartsOfB = kBlockK / kColumnsOfB;

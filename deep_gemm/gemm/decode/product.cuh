@@ -21,5 +21,5 @@ struct DecodeProduct {
   // Nonzero if the previous kernel writes only A and its scales, and this kernel starts only when all work before the
   // previous kernel is finished. Then B, and the layout of groups, may be loaded before griddepcontrol_wait.
   uint32_t weight_is_ready;
-  uint32_t words;  // the sides whose scales are words of UE8M0: see ue8m0.cuh
+  uint32_t words;  // the sides whose scales are words of UE8M0: see types.cuh
 };

@@ -64,8 +64,8 @@ MUTATIONS = [
     _replace("one exponent of a word of A for all", "bits_of_scale_at(place, tokens[i])", "bits_of_scale_at(0, tokens[i])"),
     _replace("exponents of a word in the other order", "st_shared_v4_b32(scales, scale(0), scale(1), scale(2), scale(3));", "st_shared_v4_b32(scales, scale(3), scale(2), scale(1), scale(0));"),
     _replace("one exponent of a word for both halves", "st_shared_v2_b32(scales, scale(0), scale(1));", "st_shared_v2_b32(scales, scale(0), scale(0));", HALVES),
-    Mutation("the highest exponent is infinite", "ue8m0.cuh", "s == 255 ? 0x7fffffff : ", ""),
-    Mutation("exponents of a word read in the other order", "ue8m0.cuh", "place % 4 * 8", "(3 - place % 4) * 8"),
+    Mutation("the highest exponent is infinite", "types.cuh", "s == 255 ? 0x7fffffff : ", ""),
+    Mutation("exponents of a word read in the other order", "types.cuh", "place % 4 * 8", "(3 - place % 4) * 8"),
     # Scales of a thread
     _replace("scales of the first warp's rows", "ptx::warp_index() % 4 * 16 + (kRowsOfB", "(kRowsOfB"),
     _replace("scales of the warp's first row", "(kRowsOfB == 1 ? ptx::lane_index() / 4 : 0)", "0", ROWS),

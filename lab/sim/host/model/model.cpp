@@ -4,8 +4,6 @@
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/mma.cuh"
-#include "ptx/registers.cuh"
 #include "ptx/tensormap.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"

@@ -1,6 +1,11 @@
 #pragma once
 #include "ptx/platform.cuh"
 
+namespace sim {
+void setmaxnreg_inc(uint32_t registers);
+void setmaxnreg_dec(uint32_t registers);
+}  // namespace sim
+
 namespace ptx {
 
 uint32_t thread_index();
@@ -27,5 +32,18 @@ void bar_arrive(uint32_t id, uint32_t threads);
 
 void griddepcontrol_wait();
 void griddepcontrol_launch_dependents();
+
+template <uint32_t kRegisters>
+void setmaxnreg_inc() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0, "24 to 256 registers, a multiple of 8");
+  sim::setmaxnreg_inc(kRegisters);
+}
+template <uint32_t kRegisters>
+void setmaxnreg_dec() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0, "24 to 256 registers, a multiple of 8");
+  sim::setmaxnreg_dec(kRegisters);
+}
+
+void mma_m16n8k8_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
 
 }  // namespace ptx
