@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..core.jit.cache import FAILED, QUARANTINE, files_in, left_behind, make_directory, why_not_taken, write_entry
-from ..core.jit.entry import MOST_BYTES, SUFFIX, Unsound, open_regular, read_entry, read_whole, unpack_named
+from ..core.jit.entry import MOST_BYTES, Unsound, open_regular, read_entry, read_whole, unpack_named
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,6 @@ class Entry:
     """The kernel's configuration, such as its tile; empty if the file does not state it."""
     reason: str = ""
     """The reason why the file is not sound."""
-
-    @property
-    def kernel(self) -> str:
-        """The kernel's name, from the name of the file."""
-        return self.path.name.removesuffix(SUFFIX).rpartition("-")[0]
-
-    @property
-    def key(self) -> str:
-        """The digest of everything that decides the machine code, from the name of the file."""
-        return self.path.name.removesuffix(SUFFIX).rpartition("-")[2]
 
 
 def entries(directory: Path) -> list[Entry]:
@@ -72,9 +62,10 @@ def show(directory: Path, console: Console) -> None:
     table.add_column("KiB", justify="right")
     table.add_column("written", no_wrap=True)
     for entry in found:
+        kernel, _, key = entry.path.stem.rpartition("-")
         written = time.strftime("%m-%d %H:%M", time.localtime(entry.written))
         compiler = entry.compiler.split()[0] if entry.compiler else "[red]not sound[/]"
-        cells = (entry.kernel, escape(entry.config), entry.key[:8], compiler, f"{entry.size / 1024:.0f}", written)
+        cells = (kernel, escape(entry.config), key[:8], compiler, f"{entry.size / 1024:.0f}", written)
         table.add_row(*cells)
     if found:
         console.print(table)

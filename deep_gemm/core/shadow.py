@@ -377,8 +377,7 @@ class Number:
 
     def __truediv__(self, other: Any) -> float:
         """Fix the number, because a record holds no fractions."""
-        fraction: float = int(self) / other
-        return fraction
+        return int(self) / other  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         """Return the integer, so that errors show the caller's size."""

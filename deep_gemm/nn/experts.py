@@ -54,7 +54,8 @@ from .kept import Weight, cast_weight, cast_weight_back, for_backward, for_forwa
 
 FP8 = "fp8"
 BF16 = "bf16"
-"""Allowed values of `products`."""
+MULTIPLES = {BF16: MULTIPLE, FP8: K_MULTIPLE}
+"""Allowed values of `products`, and for each the number that must divide the sizes."""
 
 
 class Experts(Trained):
@@ -91,7 +92,7 @@ class Experts(Trained):
             raise ValueError(f"products: expected {FP8!r} or {BF16!r}, got {products!r}")
         self.products = products
         self.num_experts = integer_in_range("num_experts", num_experts, 1)
-        of = K_MULTIPLE if products == FP8 else MULTIPLE
+        of = MULTIPLES[products]
         self.hidden, self.intermediate = features("hidden", hidden, of), features("intermediate", intermediate, of)
         self.limit = None if limit is None else positive("limit", limit)
         self.accumulates_main_grad = accumulates_main_grad
@@ -314,9 +315,7 @@ def _gradients(
     a = None
     del s_columns
     if needs_x and dh is not None and w1 is not None:
-        dx = product_of_rows(dh, turned(w1, products), rows)
-        of_x = sum_rows(dx, rows.row_of)
-        del dx
+        of_x = sum_rows(product_of_rows(dh, turned(w1, products), rows), rows.row_of)
     if is_fp8:
         dh = None
     else:

@@ -261,17 +261,15 @@ def evict(directory: Path, limit_bytes: int, *, keep: Path) -> None:
     if limit_bytes >= NO_LIMIT:
         return
     files: dict[str, list[tuple[Path, os.stat_result]]] = {}
+    used: dict[str, float] = {}
     for path in _within(directory):
         if path.suffix in (SUFFIX, *DUMPS) and STEM.fullmatch(path.stem):
             with contextlib.suppress(OSError):
-                files.setdefault(path.stem, []).append((path, path.stat()))
+                state = path.stat()
+                files.setdefault(path.stem, []).append((path, state))
+                if path.suffix == SUFFIX:
+                    used[path.stem] = max(state.st_atime, state.st_mtime)
     excess = sum(state.st_size for kernel in files.values() for _, state in kernel) - limit_bytes
-    used = {
-        path.stem: max(state.st_atime, state.st_mtime)
-        for kernel in files.values()
-        for path, state in kernel
-        if path.suffix == SUFFIX
-    }
     for stem in sorted(files, key=lambda stem: used.get(stem, 0.0)):
         if excess <= 0:
             return
