@@ -105,10 +105,10 @@ def export_to(file: Path, directories: Sequence[Path], console: Console) -> bool
     kernels: dict[str, bytes] = {}
     for path in (path for directory in directories for path in files_in(directory)):
         try:
-            with open_regular(path) as source:
-                if (reason := why_not_taken(path, source.state)) is not None:
+            with open_regular(path) as (descriptor, state):
+                if (reason := why_not_taken(path, state)) is not None:
                     raise Unsound(reason)
-                data = read_whole(source)
+                data = read_whole(descriptor, state)
             unpack_named(data, path.name)
         except (OSError, Unsound) as error:
             _say(console, f"{path}: left out ({error})")

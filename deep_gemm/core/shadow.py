@@ -359,9 +359,6 @@ class Number:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (int, float, Number)) and self.of.holds(Relation.EQUAL, self, other)
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __bool__(self) -> bool:
         return self != 0
 

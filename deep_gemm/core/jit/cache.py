@@ -156,14 +156,14 @@ class KernelCache:
         error.source_path = folder / f"{error.name}.cu"
 
     def _read(self, path: Path, name: str, key: str) -> CompiledKernel:
-        with open_regular(path) as file:
-            if not self._is_trusted(path, file.state):
+        with open_regular(path) as (descriptor, state):
+            if not self._is_trusted(path, state):
                 raise Unsound("it is not trusted")
-            kernel = unpack(read_whole(file), name, key)
-            if path.parent == self.directory and time.time() - file.state.st_atime > _FRESH_S:
+            kernel = unpack(read_whole(descriptor, state), name, key)
+            if path.parent == self.directory and time.time() - state.st_atime > _FRESH_S:
                 # The file system may not store the time of this read, so store it here. Keep the time of the write.
                 with contextlib.suppress(OSError):
-                    os.utime(file.descriptor, ns=(time.time_ns(), file.state.st_mtime_ns))
+                    os.utime(descriptor, ns=(time.time_ns(), state.st_mtime_ns))
             return kernel
 
     def _is_trusted(self, path: Path, state: os.stat_result) -> bool:
