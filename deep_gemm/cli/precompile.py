@@ -38,7 +38,7 @@ from ..gemm.config.bf16 import Bf16Config
 from ..gemm.config.decode import DecodeConfig
 from ..gemm.config.tall import K_MAJOR, GemmConfig
 from ..gemm.explain import GROUPS, Question, asked
-from ..gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE, K_GROUP_MAPS, MAPS, kernel_of
+from ..gemm.kernel import BF16_GEMM, K_GROUP_MAPS, MAPS, kernel_of
 from ..gemm.kinds.epilogues import SILU, SILU_OF_HALVES
 from ..gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..gemm.kinds.works import DENSE, ENDS, IDS, Work
@@ -219,13 +219,11 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
     output = question.output
     for m in every_m(most) if any_m else (question.m,):
         config = config_of(question, m)
+        yield job_of(kernel_of(config), config)
         if isinstance(config, DecodeConfig):
-            yield job_of(FP8_GEMM_DECODE, config)
             is_of_layers = with_layers and output.work is DENSE and not (output.is_fp32 or config.is_fp4)
             if is_of_layers and (casting := linear_decode.serving(m, question.k, config)) is not None:
                 yield job_of(linear_decode.KERNEL, casting)
-        else:
-            yield job_of(FP8_GEMM, config)
     if output.work.is_along_k:
         yield Job(K_GROUP_MAPS.name, None, partial(K_GROUP_MAPS.build, MAPS))
 
@@ -268,10 +266,8 @@ def jobs_of_layers() -> Iterator[Job]:
 
 
 def ordinary_jobs() -> Iterator[Job]:
-    """Yield all kernels of casts, routes and scales."""
-    for kernel in ORDINARY:
-        for config in kernel.configs():
-            yield job_of(kernel, config)
+    """List all kernels of casts, routes and scales."""
+    return (job_of(kernel, config) for kernel in ORDINARY for config in kernel.configs())
 
 
 def logits_jobs() -> Iterator[Job]:

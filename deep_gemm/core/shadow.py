@@ -367,8 +367,6 @@ class Number:
         self.of.holds(Relation.EQUAL, self, self.value)
         return self.value
 
-    __int__ = __index__
-
     def __hash__(self) -> int:
         return hash(self.__index__())
 
@@ -599,10 +597,6 @@ class Shadow:
             strides.insert(0, step)
             step = size * step
         return self._like(sizes, [*strides, *self.strides[cut:]])
-
-    def expand_as(self, other: Any) -> Shadow:
-        """Repeat the tensor along new leading dimensions."""
-        return self.expand(other.shape)
 
     def expand(self, shape: Sequence[Any]) -> Shadow:
         """Repeat the tensor along new leading dimensions."""

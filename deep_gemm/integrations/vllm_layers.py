@@ -135,10 +135,8 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
             refusal = f"the user chose moe_backend={moe_config.moe_backend}"
         if refusal is not None:
             return False, refusal
-        supported: Answer = mk.FusedMoEExpertsModular.is_supported_config(
-            kind, moe_config, weight_key, activation_key, activation_format
-        )
-        return supported
+        layer = moe_config, weight_key, activation_key, activation_format
+        return mk.FusedMoEExpertsModular.is_supported_config(kind, *layer)  # type: ignore[no-any-return]
 
     @staticmethod
     def _supports_current_device() -> bool:
