@@ -44,10 +44,9 @@ def entries(directory: Path) -> list[Entry]:
         state = path.stat()
         try:
             kernel = read_entry(path)
+            found.append(Entry(path, state.st_size, state.st_mtime, kernel.compiler, kernel.config))
         except (Unsound, OSError) as error:
             found.append(Entry(path, state.st_size, state.st_mtime, None, reason=str(error)))
-        else:
-            found.append(Entry(path, state.st_size, state.st_mtime, kernel.compiler, kernel.config))
     return sorted(found, key=lambda entry: -entry.written)
 
 
@@ -110,10 +109,9 @@ def export_to(file: Path, directories: Sequence[Path], console: Console) -> bool
                     raise Unsound(reason)
                 data = read_whole(descriptor, state)
             unpack_named(data, path.name)
+            kernels.setdefault(path.name, data)
         except (OSError, Unsound) as error:
             _say(console, f"{path}: left out ({error})")
-        else:
-            kernels.setdefault(path.name, data)
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
         for name, data in sorted(kernels.items()):
             member = tarfile.TarInfo(name)  # with time 0 and user 0

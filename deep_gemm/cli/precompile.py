@@ -160,11 +160,8 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
         return
     most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
     for m in every_m(most):
-        if weight.is_bf16:
-            yield from (job_of(BF16_GEMM, each) for each in configs_in_bf16(weight, m, gpu, by_ends=True))
-            continue
-        for config in across_configs(weight, m, gpu):
-            yield job_of(kernel_of(config), config)
+        in_bf16 = configs_in_bf16(weight, m, gpu, by_ends=True) if weight.is_bf16 else None
+        yield from (job_of(kernel_of(config), config) for config in in_bf16 or across_configs(weight, m, gpu))
 
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:

@@ -21,8 +21,6 @@ from ..gemm.problem import Problem
 from . import kernel
 from .check import LinearProblem, linear_problem
 
-__all__ = ["linear"]
-
 
 def linear(
     x: Tensor,

@@ -154,12 +154,6 @@ def mixture(
     return _Experts.apply(*given, rows, limit, products, (None, None))  # type: ignore[no-any-return, no-untyped-call]
 
 
-@outside_of_graphs
-def apply_outside_of_graphs(*args: Any) -> Tensor:
-    """Compute the mixture outside of a graph: gradients are added to `main_grad`, or weights are cast already."""
-    return _Experts.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
-
-
 class _Experts(torch.autograd.Function):
     """The products of a mixture; the weights may be cast already. Only needed tensors are computed and saved."""
 
@@ -208,6 +202,10 @@ class _Experts(torch.autograd.Function):
         marked = zip(ctx.marked, found, strict=True)
         of_weights = [own if w is None else gradient_beside_main_grad(w) for w, own in marked]
         return of_x, of_p, *of_weights, None, None, None, None
+
+
+apply_outside_of_graphs = outside_of_graphs(_Experts.apply)
+"""Computes the mixture outside of a graph: gradients are added to `main_grad`, or weights are cast already."""
 
 
 def with_gates(
