@@ -255,12 +255,11 @@ def compile_shapes(
 @cache_app.command("list", epilog=examples("cache list"))
 def list_cache() -> None:
     """List the compiled kernels in the cache, the newest first."""
-    from .cli import make_console
-    from .cli.cache import show
+    from .cli import cache, make_console
     from .core.jit import directories
 
     for directory in directories():
-        show(directory, make_console())
+        cache.show(directory, make_console())
 
 
 @cache_app.command("verify", epilog=examples("cache verify", "cache verify --remove"))
@@ -268,12 +267,11 @@ def verify_cache(
     remove: Annotated[bool, typer.Option("--remove", help="remove kernels that are not sound")] = False,
 ) -> None:
     """Check the digest and the name of every kernel in the cache. A kernel that is not sound is compiled again."""
-    from .cli import make_console
-    from .cli.cache import verify
+    from .cli import cache, make_console
     from .core.jit import directories
 
     console = make_console()
-    is_sound = [verify(directory, console, remove=remove) for directory in directories()]
+    is_sound = [cache.verify(directory, console, remove=remove) for directory in directories()]
     raise typer.Exit(0 if all(is_sound) else WRONG)
 
 
@@ -296,25 +294,23 @@ def clear_cache(yes: Annotated[bool, typer.Option("--yes", help="do not ask firs
 @cache_app.command("export", epilog=examples("cache export kernels.tar"))
 def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write, a tar of kernels")]) -> None:
     """Write all kernels in the cache to FILE, for other machines and for container images."""
-    from .cli import make_console
-    from .cli.cache import export_to
+    from .cli import cache, make_console
     from .core.jit import directories
 
     with refused(OSError):
-        has_some = export_to(file, directories(), make_console())
+        has_some = cache.export_to(file, directories(), make_console())
     raise typer.Exit(0 if has_some else WRONG)
 
 
 @cache_app.command("import", epilog=examples("cache import kernels.tar"))
 def import_cache(file: Annotated[Path, typer.Argument(help="an archive that `cache export` wrote")]) -> None:
     """Add the kernels in FILE to the cache. A member that is not a kernel, or not sound, is refused."""
-    from .cli import make_console
-    from .cli.cache import import_from
+    from .cli import cache, make_console
     from .core.jit.cache import written_directory
     from .core.settings import settings
 
     with refused(OSError, ValueError):
-        is_sound = import_from(file, written_directory(settings().jit_cache_dirs), make_console())
+        is_sound = cache.import_from(file, written_directory(settings().jit_cache_dirs), make_console())
     raise typer.Exit(0 if is_sound else WRONG)
 
 

@@ -27,7 +27,7 @@ from .casts.rules import LAYER_TYPES
 from .core.check import checks
 from .core.check.layout import SCALE_BLOCK
 from .nn import Experts, FrozenExperts, FrozenLinear, Linear, gradients, stacked
-from .nn.experts import BF16, FP8
+from .nn.experts import BF16, FP8, MULTIPLES
 from .nn.gradients import ENDINGS, ROW_SCALES, SCALES, as_held, features, multiply_scales, weight_type
 from .nn.linear import known_recipe
 from .nn.sharding import know_shardings
@@ -141,7 +141,7 @@ def _to_training(model: Module, filter: Filter | None, products: str, **said: An
     def check(layer: Any) -> None:
         weight = getattr(layer, _weights_of(layer)[-1])
         for name, size in zip(SIZES[is_stacked(layer)], weight.shape[-2:], strict=True):
-            features(name, size, stacked.MULTIPLES[products])
+            features(name, size, MULTIPLES[products])
         weight_type(weight.dtype)
 
     def convert(layer: Any) -> None:

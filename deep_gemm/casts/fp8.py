@@ -88,7 +88,8 @@ def cast_checked(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quant
 def stored(scales: Tensor, to: Target) -> Tensor:
     """Convert FP32 scales of rows to the type and layout of the cast's result."""
     if to.packs:
-        return words_laid_out(scales) if to.mn_major else packed_rows(scales)
+        words = packed_rows(scales)
+        return words_laid_out(words) if to.mn_major else words
     return lay_scales.laid_out(scales) if to.mn_major else scales
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.call import Function, never
-from ..core.call import run as run_call
+from ..core import call
 from ..core.check.layout import ceil_div, empty_mn_major, is_mn_major_tma_aligned
 from ..core.check.ue8m0 import numbers_of
 from ..core.gpu import is_hopper
@@ -56,7 +55,7 @@ def laid_out(sf: Tensor, k_blocks: int | None = None) -> Tensor:
 
     `k_blocks`: the scales of a row. It is needed if `sf` may be UE8M0, in words or in bytes that form whole words.
     """
-    return run_call(LAID, (sf,), (k_blocks,))  # type: ignore[no-any-return]
+    return call.run(LAID, (sf,), (k_blocks,))  # type: ignore[no-any-return]
 
 
 def _laid_out(sf: Tensor, k_blocks: int | None) -> Tensor:
@@ -68,7 +67,7 @@ def _laid_out(sf: Tensor, k_blocks: int | None) -> Tensor:
     return out
 
 
-LAID = Function(_laid_out, _laid_out, lambda sf: (sf,), never)
+LAID = call.Function(_laid_out, _laid_out, lambda sf: (sf,), call.never)
 
 
 def has_kernel(sf: Tensor) -> bool:

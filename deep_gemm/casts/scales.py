@@ -150,19 +150,15 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Tensor, psum_layout: Tensor
         check_shape_of_scales(sf)
         words = sf if sf.dtype == torch.int32 else words_of(sf)
         lies_so = is_mn_major(words) and not (has_memory(words) and words.data_ptr() % ADDRESS_ALIGNMENT)
-        return with_usual_strides(words) if lies_so else _laid_out(words)
+        return with_usual_strides(words) if lies_so else words_laid_out(words)
     check_scales(sf)
     no_gradient("sf", sf)
     check_powers_of_two("sf", sf)
-    return words_laid_out(sf.detach())
+    return words_laid_out(packed_rows(sf.detach()))
 
 
-def words_laid_out(sf: Tensor) -> Tensor:
-    """Pack scales that are powers of two as words in the layout that TMA loads."""
-    return _laid_out(packed_rows(sf))
-
-
-def _laid_out(words: Tensor) -> Tensor:
+def words_laid_out(words: Tensor) -> Tensor:
+    """Copy words of scales to the layout that TMA loads."""
     return empty_mn_major(words).copy_(words)
 
 
@@ -197,7 +193,7 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     if sf.dim() != 2 or sf.shape[0] != sum(blocks):
         raise ValueError(f"sf: expected shape (sum(ceil(k / gran_k)), mn) = ({sum(blocks)}, mn), got {tuple(sf.shape)}")
     packed = torch.cat([packed_rows(part) for part in torch.split(sf.detach().t(), blocks, dim=1)], dim=1)
-    return _laid_out(packed).t()
+    return words_laid_out(packed).t()
 
 
 def _depths(ks: Sequence[int] | None, layout: Tensor | None, alignment: int, layout_is_ends: bool) -> tuple[int, ...]:

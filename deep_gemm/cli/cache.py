@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..core.jit.cache import FAILED, QUARANTINE, files_in, left_behind, make_directory, why_not_taken, write_entry
-from ..core.jit.entry import MOST_BYTES, SUFFIX, Unsound, open_regular, read_entry, read_whole, unpack_named
+from ..core.jit.entry import MOST_BYTES, Unsound, open_regular, read_entry, read_whole, unpack_named
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,6 @@ class Entry:
     reason: str = ""
     """The reason why the file is not sound."""
 
-    @property
-    def kernel(self) -> str:
-        """The kernel's name, from the name of the file."""
-        return self.path.name.removesuffix(SUFFIX).rpartition("-")[0]
-
-    @property
-    def key(self) -> str:
-        """The digest of everything that decides the machine code, from the name of the file."""
-        return self.path.name.removesuffix(SUFFIX).rpartition("-")[2]
-
 
 def entries(directory: Path) -> list[Entry]:
     """Read all kernels of a cache, the newest first."""
@@ -54,10 +44,9 @@ def entries(directory: Path) -> list[Entry]:
         state = path.stat()
         try:
             kernel = read_entry(path)
+            found.append(Entry(path, state.st_size, state.st_mtime, kernel.compiler, kernel.config))
         except (Unsound, OSError) as error:
             found.append(Entry(path, state.st_size, state.st_mtime, None, reason=str(error)))
-        else:
-            found.append(Entry(path, state.st_size, state.st_mtime, kernel.compiler, kernel.config))
     return sorted(found, key=lambda entry: -entry.written)
 
 
@@ -72,9 +61,10 @@ def show(directory: Path, console: Console) -> None:
     table.add_column("KiB", justify="right")
     table.add_column("written", no_wrap=True)
     for entry in found:
+        kernel, _, key = entry.path.stem.rpartition("-")
         written = time.strftime("%m-%d %H:%M", time.localtime(entry.written))
         compiler = entry.compiler.split()[0] if entry.compiler else "[red]not sound[/]"
-        cells = (entry.kernel, escape(entry.config), entry.key[:8], compiler, f"{entry.size / 1024:.0f}", written)
+        cells = (kernel, escape(entry.config), key[:8], compiler, f"{entry.size / 1024:.0f}", written)
         table.add_row(*cells)
     if found:
         console.print(table)
@@ -114,15 +104,14 @@ def export_to(file: Path, directories: Sequence[Path], console: Console) -> bool
     kernels: dict[str, bytes] = {}
     for path in (path for directory in directories for path in files_in(directory)):
         try:
-            with open_regular(path) as source:
-                if (reason := why_not_taken(path, source.state)) is not None:
+            with open_regular(path) as (descriptor, state):
+                if (reason := why_not_taken(path, state)) is not None:
                     raise Unsound(reason)
-                data = read_whole(source)
+                data = read_whole(descriptor, state)
             unpack_named(data, path.name)
+            kernels.setdefault(path.name, data)
         except (OSError, Unsound) as error:
             _say(console, f"{path}: left out ({error})")
-        else:
-            kernels.setdefault(path.name, data)
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
         for name, data in sorted(kernels.items()):
             member = tarfile.TarInfo(name)  # with time 0 and user 0

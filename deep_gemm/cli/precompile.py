@@ -32,26 +32,22 @@ from ..core.jit.driver import PORTABLE_CLUSTER
 from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.settings import get_batch_invariant, settings
-from ..gemm.choose.bf16 import ACTIVATED as ACTIVATED_IN_BF16
-from ..gemm.choose.bf16 import choose as choose_bf16
-from ..gemm.choose.bf16 import reachable_bf16_sum
+from ..gemm.choose import bf16
 from ..gemm.choose.fp8 import select
 from ..gemm.config.bf16 import Bf16Config
 from ..gemm.config.decode import DecodeConfig
 from ..gemm.config.tall import K_MAJOR, GemmConfig
 from ..gemm.explain import GROUPS, Question, asked
-from ..gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE, K_GROUP_MAPS, MAPS, kernel_of
+from ..gemm.kernel import BF16_GEMM, K_GROUP_MAPS, MAPS, kernel_of
 from ..gemm.kinds.epilogues import SILU, SILU_OF_HALVES
 from ..gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..gemm.kinds.works import DENSE, ENDS, IDS, Work
 from ..hyper import choose as choose_hc
-from ..hyper.choose import select_hc
 from ..hyper.kernel import MAX_CLUSTER
 from ..indexer import kernel as logits_kernel
 from ..indexer.config import is_usual
 from ..kernels import ORDINARY
 from ..linear import kernel as linear_decode
-from ..linear.kernel import serving
 from ..moe.routing import MANY_ROWS
 from . import with_progress
 from .models import FORMS, Model, Weight, model_named
@@ -153,9 +149,9 @@ def configs_in_bf16(weight: Weight, m: int, gpu: Gpu, *, by_ends: bool = False) 
     work = GROUPS[weight.groups] if weight.groups else DENSE
     work = ENDS if work is IDS and (by_ends or m >= MANY_ROWS) else work
     outputs = [replace(OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], work=work)]
-    outputs += [ACTIVATED_IN_BF16] * (weight.is_gated and m >= MANY_ROWS)
+    outputs += [bf16.ACTIVATED] * (weight.is_gated and m >= MANY_ROWS)
     sizes = Sizes(m / weight.num_groups if work.is_stacked else m, weight.n, weight.k, weight.num_groups)
-    return [choose_bf16(sizes, output, K_MAJOR, gpu) for output in outputs]
+    return [bf16.choose(sizes, output, K_MAJOR, gpu) for output in outputs]
 
 
 def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
@@ -164,11 +160,8 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
         return
     most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
     for m in every_m(most):
-        if weight.is_bf16:
-            yield from (job_of(BF16_GEMM, each) for each in configs_in_bf16(weight, m, gpu, by_ends=True))
-            continue
-        for config in across_configs(weight, m, gpu):
-            yield job_of(kernel_of(config), config)
+        in_bf16 = configs_in_bf16(weight, m, gpu, by_ends=True) if weight.is_bf16 else None
+        yield from (job_of(kernel_of(config), config) for config in in_bf16 or across_configs(weight, m, gpu))
 
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
@@ -214,7 +207,7 @@ def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     how = [(splits, cluster) for splits in (1, MOST_SPLITS) for cluster in (MAX_CLUSTER, PORTABLE_CLUSTER)]
     for m in every_m(max_tokens):
         for splits, cluster in how:  # a GPU that cannot run the largest clusters runs portable ones
-            config = select_hc(m, n, k, splits, gpu.num_sms, get_batch_invariant(), cluster)
+            config = choose_hc.select_hc(m, n, k, splits, gpu.num_sms, get_batch_invariant(), cluster)
             yield job_of(choose_hc.kernel_of(config).KERNEL, config)
 
 
@@ -223,13 +216,11 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
     output = question.output
     for m in every_m(most) if any_m else (question.m,):
         config = config_of(question, m)
+        yield job_of(kernel_of(config), config)
         if isinstance(config, DecodeConfig):
-            yield job_of(FP8_GEMM_DECODE, config)
             is_of_layers = with_layers and output.work is DENSE and not (output.is_fp32 or config.is_fp4)
-            if is_of_layers and (casting := serving(m, question.k, config)) is not None:
+            if is_of_layers and (casting := linear_decode.serving(m, question.k, config)) is not None:
                 yield job_of(linear_decode.KERNEL, casting)
-        else:
-            yield job_of(FP8_GEMM, config)
     if output.work.is_along_k:
         yield Job(K_GROUP_MAPS.name, None, partial(K_GROUP_MAPS.build, MAPS))
 
@@ -266,16 +257,14 @@ def jobs_of_layers() -> Iterator[Job]:
     yield from logits_jobs()
     for config in choose_hc.usual_hc():
         yield job_of(choose_hc.kernel_of(config).KERNEL, config)
-    for summing in reachable_bf16_sum():  # sum_slices, which adds the slices up, is an ordinary kernel
+    for summing in bf16.reachable_bf16_sum():  # sum_slices, which adds the slices up, is an ordinary kernel
         if summing.majors == K_MAJOR:
             yield job_of(BF16_GEMM, summing)
 
 
 def ordinary_jobs() -> Iterator[Job]:
-    """Yield all kernels of casts, routes and scales."""
-    for kernel in ORDINARY:
-        for config in kernel.configs():
-            yield job_of(kernel, config)
+    """List all kernels of casts, routes and scales."""
+    return (job_of(kernel, config) for kernel in ORDINARY for config in kernel.configs())
 
 
 def logits_jobs() -> Iterator[Job]:

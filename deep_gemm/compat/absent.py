@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-_TORCH = "bf16_gemm_nt or cublaslt_gemm_nt"
 _FP8 = "per_token_cast_to_fp8 and the FP8 products"
-_DEQUANTIZED = "torch.matmul on dequantized tensors"
 _MOE = "distributed.Experts, experts, m_grouped_fp8_gemm_nt_masked or m_grouped_fp8_gemm_nt_contiguous"
 
 INSTEAD: dict[str, str] = {
@@ -18,10 +16,10 @@ INSTEAD: dict[str, str] = {
     "SymmBuffer": "SM90SymmBuffer",
     "bf16_mega_moe": _MOE,
     "bf16_mega_gate": "torch.topk",
-    "mega_mhc": _TORCH,
+    "mega_mhc": "bf16_gemm_nt or cublaslt_gemm_nt",
     "nvfp4_mega_moe": _MOE,
     "mega_moe_pre_dispatch": "mega_moe_pre_dispatch_sm90",
-    "get_mqa_logits_metadata": _DEQUANTIZED,
+    "get_mqa_logits_metadata": "torch.matmul on dequantized tensors",
     "fp4_gemm_nt": _FP8,
     "m_grouped_fp4_gemm_nt_contiguous": _FP8,
     "m_grouped_fp4_gemm_nt_masked": _FP8,

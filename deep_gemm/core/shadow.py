@@ -359,9 +359,6 @@ class Number:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (int, float, Number)) and self.of.holds(Relation.EQUAL, self, other)
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __bool__(self) -> bool:
         return self != 0
 
@@ -370,15 +367,12 @@ class Number:
         self.of.holds(Relation.EQUAL, self, self.value)
         return self.value
 
-    __int__ = __index__
-
     def __hash__(self) -> int:
         return hash(self.__index__())
 
     def __truediv__(self, other: Any) -> float:
         """Fix the number, because a record holds no fractions."""
-        fraction: float = int(self) / other
-        return fraction
+        return int(self) / other  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         """Return the integer, so that errors show the caller's size."""
@@ -603,10 +597,6 @@ class Shadow:
             strides.insert(0, step)
             step = size * step
         return self._like(sizes, [*strides, *self.strides[cut:]])
-
-    def expand_as(self, other: Any) -> Shadow:
-        """Repeat the tensor along new leading dimensions."""
-        return self.expand(other.shape)
 
     def expand(self, shape: Sequence[Any]) -> Shadow:
         """Repeat the tensor along new leading dimensions."""

@@ -80,9 +80,7 @@ def register() -> None:
 
 
 def _register(undo: ExitStack) -> None:
-    if settings().disable_sglang_plugin:
-        return
-    if not import_module("sglang.srt.utils").is_sm90_supported():
+    if settings().disable_sglang_plugin or not import_module("sglang.srt.utils").is_sm90_supported():
         return
     if refusal := why_not("sglang", PLACES):
         logger.warning("deep_gemm leaves all layers to SGLang: %s", refusal)

@@ -43,14 +43,18 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def mm(a: Tensor, b: Tensor) -> Tensor:
-    """Compute `torch.mm`."""
-    return _product(a, b, torch.bfloat16)
+def mm(a: Tensor, b: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Compute `torch.mm`, rounded once to this type."""
+    n = b.shape[1]
+    a, b = _fitting(a, b)
+    d = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
+    bf16_gemm_nn(a, b, d)
+    return d[:, :n].contiguous()
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Compute `torch.addmm`. The bias is added in FP32, and the sum is rounded once."""
-    return (_product(a, b, torch.float32) + bias).to(torch.bfloat16)
+    return (mm(a, b, torch.float32) + bias).to(torch.bfloat16)
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
@@ -60,14 +64,6 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     d = a.new_empty(a.shape[1], a.shape[0], b.shape[2])
     einsum("bhr,hdr->bhd", a.transpose(0, 1), b.mT, d)
     return d.transpose(0, 1)[..., :n].contiguous()
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    n = b.shape[1]
-    a, b = _fitting(a, b)
-    d = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
-    bf16_gemm_nn(a, b, d)
-    return d[:, :n].contiguous()
 
 
 def _fitting(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

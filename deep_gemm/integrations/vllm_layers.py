@@ -72,9 +72,8 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None, **_: object) -> Tensor:
         """Compute x @ weight.T + bias."""
-        out = linear(x, (layer.weight, getattr(layer, self._name_of_scales(layer))), bias=bias)
-        assert out is not None
-        return out
+        w = layer.weight, getattr(layer, self._name_of_scales(layer))
+        return linear(x, w, bias=bias)  # type: ignore[return-value]
 
     def apply_block_scaled_mm(self, *_: object, **__: object) -> Tensor:
         """Refuse to multiply operands that are already cast: `apply_weights` never calls this."""
@@ -107,9 +106,7 @@ class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  #
         weight, scales, _, bound = self._get_layer_params(layer)
         if bound is not None:  # FBGEMM's bound of activations
             x = x.clamp(-bound, bound)
-        out = linear(x, row_operand(weight.t(), scales), bias=bias)
-        assert out is not None
-        return out
+        return linear(x, row_operand(weight.t(), scales), bias=bias)  # type: ignore[return-value]
 
 
 class DeepGemmExperts(mk.FusedMoEExpertsModular):
@@ -138,10 +135,8 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
             refusal = f"the user chose moe_backend={moe_config.moe_backend}"
         if refusal is not None:
             return False, refusal
-        supported: Answer = mk.FusedMoEExpertsModular.is_supported_config(
-            kind, moe_config, weight_key, activation_key, activation_format
-        )
-        return supported
+        layer = moe_config, weight_key, activation_key, activation_format
+        return mk.FusedMoEExpertsModular.is_supported_config(kind, *layer)  # type: ignore[no-any-return]
 
     @staticmethod
     def _supports_current_device() -> bool:
@@ -210,7 +205,6 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
         **_: object,
     ) -> None:
         """Compute the layer into `output`."""
-        gating = self._gating
         experts(
             hidden_states,
             topk_ids if expert_map is None else local_ids(topk_ids, expert_map),
@@ -220,7 +214,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
             out=output,
             w1_bias=self.w1_bias,
             w2_bias=self.w2_bias,
-            **({"limit": gating["limit"]} if activation == MoEActivation.SILU else gating),
+            **({"limit": self._gating["limit"]} if activation == MoEActivation.SILU else self._gating),
         )
 
 

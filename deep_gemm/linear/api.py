@@ -21,8 +21,6 @@ from ..gemm.problem import Problem
 from . import kernel
 from .check import LinearProblem, linear_problem
 
-__all__ = ["linear"]
-
 
 def linear(
     x: Tensor,
@@ -101,9 +99,9 @@ def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | Non
     if bias is None:
         return out, None
     if bias.dtype in (out.dtype, torch.float32) and bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0:
-        return out, bias.expand_as(out)
+        return out, bias.expand(out.shape)
     d = out if bias.dtype == out.dtype else empty("the sum", out.shape, torch.float32, out.device)
-    return d, d.copy_(bias.expand_as(d))
+    return d, d.copy_(bias.expand(d.shape))
 
 
 def _as_operator(

@@ -77,7 +77,11 @@ def linear_problem(
         checks.same_device({"out": out}, x.device, "x")
         checks.rows("out", out, "n")
         checks.no_overlap(inputs, out, None, "out")
-    return LinearProblem(x.reshape(m, k), (values, scales), bias, _rows_of(out, m, n), out, operands)
+    try:
+        rows = out.view(m, n)
+    except RuntimeError:
+        raise ValueError(f"out: expected rows at equal distances, got strides {out.stride()}") from None
+    return LinearProblem(x.reshape(m, k), (values, scales), bias, rows, out, operands)
 
 
 def weight(
@@ -157,11 +161,3 @@ def _scales_of_weight(
     if of_word > 1 and len(found) > 1 and k > found[-1].columns and sf.numel():
         raise ValueError(f"recipe_b: expected {either([*map(tuple, found)])}: {name} fits each of them, got None")
     return found[-1]
-
-
-def _rows_of(out: Tensor, m: int, n: int) -> Tensor:
-    """View an output with any leading dimensions as `[m, n]`."""
-    try:
-        return out.view(m, n)
-    except RuntimeError:
-        raise ValueError(f"out: expected rows at equal distances, got strides {out.stride()}") from None

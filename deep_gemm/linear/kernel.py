@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..casts.config import cast_constants
 from ..core import settings
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, align, ceil_div
 from ..core.check.recipes import WHOLE
 from ..core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K, gpu_of, is_hopper
-from ..core.kernel import CodePlan, Config, Kernel, constants_of
+from ..core.kernel import CodePlan, Config, Kernel
 from ..core.shadow import Mapped, plain
 from ..core.wgmma_header import wgmma_header
 from ..gemm.choose.fp8 import choose, reachable
@@ -77,6 +78,8 @@ class LinearDecodeConfig(Config):
     tile: DecodeConfig
     cluster_n: int
     """CTAs with adjacent tiles. They share out the cast of the rows that they all multiply."""
+    dtype: ClassVar = torch.bfloat16
+    vector: ClassVar = BLOCK_K // LANES
 
     @property
     def name(self) -> str:
@@ -147,14 +150,7 @@ class LinearDecodeConfig(Config):
         """Return the numbers and switches that the source needs."""
         return {
             **self.tile.constants(),
-            "kInputBytes": 2,
-            "kBlock": BLOCK_K,
-            "kVector": BLOCK_K // LANES,
-            **constants_of(self, "cluster_n", "num_threads", "blocks_of_team", "shared_bytes"),
-            "kInputIsFp32": False,
-            "kInputIsFp16": False,
-            "kMarksBlocks": False,
-            "kActivates": False,
+            **cast_constants(self, "cluster_n", "blocks_of_team", "shared_bytes"),
             "kWholeRows": self.tile.sfa == WHOLE,
         }
 
@@ -270,13 +266,11 @@ def values_of(config: LinearDecodeConfig, x: Tensor, w: Operand, d: Tensor, c: T
 
 def code_plan(config: LinearDecodeConfig) -> CodePlan:
     """Derive the plan that the kernel's machine code must match. The kernel writes D by ordinary stores."""
-    tile = config.tile
     return CodePlan(
-        roles=((32, None), (WARPGROUP_THREADS * tile.num_math_warpgroups, None), (CASTERS, None)),
+        roles=((32, None), (WARPGROUP_THREADS * config.tile.num_math_warpgroups, None), (CASTERS, None)),
         shared_bytes=config.shared_bytes,
         qgmma=BLOCK_K // WGMMA_K,
         tma_loads=1,  # B
-        multicast_loads=0,
         ctas_per_sm=config.ctas_per_sm,
     )
 

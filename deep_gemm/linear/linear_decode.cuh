@@ -268,7 +268,6 @@ DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work
   }
 }
 
-// Multiplies this CTA's k-blocks.
 DEVICE void multiply_groups(const LinearParams& p, SharedStorage& shared, const Work& work,
                             float (&total)[kAccumulators]) {
   const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;

@@ -54,7 +54,8 @@ from .kept import Weight, cast_weight, cast_weight_back, for_backward, for_forwa
 
 FP8 = "fp8"
 BF16 = "bf16"
-"""Allowed values of `products`."""
+MULTIPLES = {BF16: MULTIPLE, FP8: K_MULTIPLE}
+"""Allowed values of `products`, and for each the number that must divide the sizes."""
 
 
 class Experts(Trained):
@@ -91,7 +92,7 @@ class Experts(Trained):
             raise ValueError(f"products: expected {FP8!r} or {BF16!r}, got {products!r}")
         self.products = products
         self.num_experts = integer_in_range("num_experts", num_experts, 1)
-        of = K_MULTIPLE if products == FP8 else MULTIPLE
+        of = MULTIPLES[products]
         self.hidden, self.intermediate = features("hidden", hidden, of), features("intermediate", intermediate, of)
         self.limit = None if limit is None else positive("limit", limit)
         self.accumulates_main_grad = accumulates_main_grad
@@ -153,12 +154,6 @@ def mixture(
     return _Experts.apply(*given, rows, limit, products, (None, None))  # type: ignore[no-any-return, no-untyped-call]
 
 
-@outside_of_graphs
-def apply_outside_of_graphs(*args: Any) -> Tensor:
-    """Compute the mixture outside of a graph: gradients are added to `main_grad`, or weights are cast already."""
-    return _Experts.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
-
-
 class _Experts(torch.autograd.Function):
     """The products of a mixture; the weights may be cast already. Only needed tensors are computed and saved."""
 
@@ -207,6 +202,10 @@ class _Experts(torch.autograd.Function):
         marked = zip(ctx.marked, found, strict=True)
         of_weights = [own if w is None else gradient_beside_main_grad(w) for w, own in marked]
         return of_x, of_p, *of_weights, None, None, None, None
+
+
+apply_outside_of_graphs = outside_of_graphs(_Experts.apply)
+"""Computes the mixture outside of a graph: gradients are added to `main_grad`, or weights are cast already."""
 
 
 def with_gates(
@@ -314,9 +313,7 @@ def _gradients(
     a = None
     del s_columns
     if needs_x and dh is not None and w1 is not None:
-        dx = product_of_rows(dh, turned(w1, products), rows)
-        of_x = sum_rows(dx, rows.row_of)
-        del dx
+        of_x = sum_rows(product_of_rows(dh, turned(w1, products), rows), rows.row_of)
     if is_fp8:
         dh = None
     else:

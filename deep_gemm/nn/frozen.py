@@ -214,8 +214,7 @@ class FrozenExperts(Frozen):
         weights = (w1[0], w2[0]) if is_bf16 else (w1, w2)
         if wants_gradient(x, topk_weights) and is_usual and biases[0] is biases[1] is None:
             rows = expert_rows(topk_ids, w1[0].shape[0])
-            products = BF16 if is_bf16 else FP8
-            return apply_outside_of_graphs(x, topk_weights, *weights, rows, self.limit, products, (None, None))
+            return apply_outside_of_graphs(x, topk_weights, *weights, rows, self.limit, self.products, (None, None))
         said: dict[str, Any] = {"limit": self.limit, "gran_k": self.gran_k, "recipe_b": self.recipe_b}
         out: Any = experts(x, topk_ids, topk_weights, *weights, w1_bias=biases[0], w2_bias=biases[1], **said)
         return out.to(x.dtype)  # type: ignore[no-any-return]

@@ -120,12 +120,6 @@ class Linear(Trained, torch.nn.Linear):
         return in_shape(d, (*x.shape[:-1], self.out_features))
 
 
-@outside_of_graphs
-def apply_beside_main_grad(*args: Any) -> Tensor:
-    """Compute the layer; backward adds the weight's gradient to `main_grad`, an effect that no graph can express."""
-    return _Linear.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
-
-
 @torch.no_grad()
 def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None, gran_k: int) -> Tensor:
     """Compute the layer if no gradient is needed."""
@@ -165,6 +159,10 @@ class _Linear(torch.autograd.Function):
             of_weight = gradient_beside_main_grad(ctx.marked)
         of_bias = bias_gradient(rows, bias_dtype) if needs_bias else None
         return None if of_x is None else of_x.view(ctx.x_shape), of_weight, of_bias, None, None
+
+
+apply_beside_main_grad = outside_of_graphs(_Linear.apply)
+"""Computes the layer. Backward adds the weight's gradient to `main_grad`, an effect that no graph can express."""
 
 
 def with_columns(

@@ -12,17 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.check.checks import K_MULTIPLE
 from ..gemm.api.bf16_grouped import m_grouped_bf16_gemm_nn_contiguous, m_grouped_bf16_gemm_nt_contiguous
-from ..gemm.ask.bf16 import MULTIPLE
 from ..moe.routing import expert_rows
 from .experts import BF16, FP8, mixture
 from .frozen import FrozenExperts
 
 NAME, NAME_FP8 = "deep_gemm_bf16", "deep_gemm_fp8"
 PRODUCTS = {NAME: BF16, NAME_FP8: FP8}
-MULTIPLES = {BF16: MULTIPLE, FP8: K_MULTIPLE}
-"""For each type of products, the number that must divide the sizes."""
 WEIGHTS = "gate_up_proj", "down_proj"
 FORM_OF_EXPERTS = {
     "has_gate": (True, "experts with a gate"),
@@ -70,8 +66,7 @@ def _gate_is_silu(layer: Any) -> bool:
 
 def limit_of(layer: Any) -> float | None:
     """Return the value at which a mixture cuts gate and up."""
-    limit: float | None = getattr(layer, "limit", None)
-    return limit
+    return getattr(layer, "limit", None)
 
 
 def register_experts() -> None:

@@ -21,4 +21,3 @@ from ..core.check.layout import align as align, ceil_div as ceil_div
 
 globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers
 __getattr__ = _partial(_refuse, __name__)
-"""Raises an error that says what to use instead of a name that DeepGEMM has and this package lacks."""

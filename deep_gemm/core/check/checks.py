@@ -292,8 +292,7 @@ def outputs(
         given["c"] = c
     for name, x in given.items():
         shaped(name, x, dtypes, axes, sizes)
-    same_device(inputs, a.device)
-    same_device(given, a.device)
+    same_device({**inputs, **given}, a.device)
     dtype = d.dtype if d is not None else c.dtype if c is not None else default_dtype
     if c is not None and c.dtype != dtype:
         raise ValueError(f"c: expected dtype {dtype}, which d has, got {c.dtype}")

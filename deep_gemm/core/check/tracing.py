@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._C import _are_functorch_transforms_active as transforms_are_active
 from torch._C import _disabled_torch_dispatch_impl as leaves_operators_to_torch
-from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_excluded
-from torch._C import _get_tracing_state as jit_state
 from torch._C import _len_torch_dispatch_stack as num_modes
 from torch._C._functorch import TransformType
 from torch._C._functorch import peek_interpreter_stack as innermost
@@ -41,7 +37,7 @@ def is_dispatched(x: object) -> bool:
 
 def dispatch_is_on() -> bool:
     """Tell whether modes and tensor classes receive operators. A handler of an operator may have switched this off."""
-    return not is_excluded(DispatchKey.Python)
+    return not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
 
 
 def handles_operators(*given: object) -> bool:
@@ -65,10 +61,11 @@ def refuse_transforms() -> None:
 
     Two cases pass: Dynamo traces a transform and then calls operators, and functionalize changes no values.
     """
-    if transforms_are_active() and not is_dynamo_compiling() and innermost().key() != FUNCTIONALIZE:
+    are_active = torch._C._are_functorch_transforms_active()
+    if are_active and not is_dynamo_compiling() and innermost().key() != FUNCTIONALIZE:
         instead = "compute gradients by torch.autograd, and merge the dimension that vmap maps into the rows"
         raise NotImplementedError(f"torch.func and torch.vmap are not supported: {instead}")
-    if jit_state() is not None:
+    if torch._C._get_tracing_state() is not None:
         raise NotImplementedError("torch.jit.trace is not supported: use torch.export, or torch.compile")
 
 

@@ -156,14 +156,14 @@ class KernelCache:
         error.source_path = folder / f"{error.name}.cu"
 
     def _read(self, path: Path, name: str, key: str) -> CompiledKernel:
-        with open_regular(path) as file:
-            if not self._is_trusted(path, file.state):
+        with open_regular(path) as (descriptor, state):
+            if not self._is_trusted(path, state):
                 raise Unsound("it is not trusted")
-            kernel = unpack(read_whole(file), name, key)
-            if path.parent == self.directory and time.time() - file.state.st_atime > _FRESH_S:
+            kernel = unpack(read_whole(descriptor, state), name, key)
+            if path.parent == self.directory and time.time() - state.st_atime > _FRESH_S:
                 # The file system may not store the time of this read, so store it here. Keep the time of the write.
                 with contextlib.suppress(OSError):
-                    os.utime(file.descriptor, ns=(time.time_ns(), file.state.st_mtime_ns))
+                    os.utime(descriptor, ns=(time.time_ns(), state.st_mtime_ns))
             return kernel
 
     def _is_trusted(self, path: Path, state: os.stat_result) -> bool:
@@ -261,17 +261,15 @@ def evict(directory: Path, limit_bytes: int, *, keep: Path) -> None:
     if limit_bytes >= NO_LIMIT:
         return
     files: dict[str, list[tuple[Path, os.stat_result]]] = {}
+    used: dict[str, float] = {}
     for path in _within(directory):
         if path.suffix in (SUFFIX, *DUMPS) and STEM.fullmatch(path.stem):
             with contextlib.suppress(OSError):
-                files.setdefault(path.stem, []).append((path, path.stat()))
+                state = path.stat()
+                files.setdefault(path.stem, []).append((path, state))
+                if path.suffix == SUFFIX:
+                    used[path.stem] = max(state.st_atime, state.st_mtime)
     excess = sum(state.st_size for kernel in files.values() for _, state in kernel) - limit_bytes
-    used = {
-        path.stem: max(state.st_atime, state.st_mtime)
-        for kernel in files.values()
-        for path, state in kernel
-        if path.suffix == SUFFIX
-    }
     for stem in sorted(files, key=lambda stem: used.get(stem, 0.0)):
         if excess <= 0:
             return

@@ -293,19 +293,9 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
 def _fixed_arguments(element: ElementType, swizzle: int, box: tuple[int, ...]) -> tuple[Any, ...]:
     """Make the arguments that do not depend on the tensor's sizes. They are cached because the bindings are slow."""
     cu = _driver()
-    types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
     return (
-        {
-            ElementType.UINT8: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            ElementType.BFLOAT16: types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            ElementType.FLOAT32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        }[element],
-        {
-            0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
-            32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
-            64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
-            128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
-        }[swizzle],
+        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{element.name}"),
+        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{swizzle}B' if swizzle else 'NONE'}"),
         [cu.cuuint32_t(extent) for extent in box],
         [cu.cuuint32_t(1) for _ in box],
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

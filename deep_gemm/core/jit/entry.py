@@ -15,7 +15,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from .compiler import CompiledKernel
@@ -86,32 +87,28 @@ def unpack_named(data: bytes, file: str) -> CompiledKernel:
 def read_entry(path: Path) -> CompiledKernel:
     """Read the kernel of a file. Raise an Unsound or an OSError if the file has no valid kernel."""
     with open_regular(path) as file:
-        return unpack_named(read_whole(file), path.name)
+        return unpack_named(read_whole(*file), path.name)
 
 
-class open_regular:  # noqa: N801  a context manager, called as a function
-    """A file that is open for reading, and its state. Raises Unsound unless it is a regular file.
+@contextmanager
+def open_regular(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a file for reading: its descriptor and its state. Raise an Unsound unless it is a regular file.
 
     Only regular files are read, because reading a pipe, for example, would wait for a writer.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self.state = os.fstat(self.descriptor)
-
-    def __enter__(self) -> open_regular:
-        if not stat.S_ISREG(self.state.st_mode):
-            self.__exit__()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
             raise Unsound("it is not a regular file")
-        return self
+        yield descriptor, state
+    finally:
+        os.close(descriptor)
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
 
-
-def read_whole(file: open_regular) -> bytes:
+def read_whole(descriptor: int, state: os.stat_result) -> bytes:
     """Read all bytes of a file. Raise an Unsound if the file is larger than any kernel."""
-    if file.state.st_size > MOST_BYTES:
-        raise Unsound(f"it has {file.state.st_size} bytes, more than any kernel")
-    with open(file.descriptor, "rb", closefd=False) as whole:
+    if state.st_size > MOST_BYTES:
+        raise Unsound(f"it has {state.st_size} bytes, more than any kernel")
+    with open(descriptor, "rb", closefd=False) as whole:
         return whole.read(MOST_BYTES)

@@ -21,25 +21,15 @@ PATIENCE_S = 60.0
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.1
 
 
-class _Threads:
-    """A lock for each kernel that threads of this process want to build."""
-
-    def __init__(self) -> None:
-        self.guard = threading.Lock()
-        self.of_path: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
-
-    def lock(self, path: Path) -> threading.Lock:
-        with self.guard:
-            return self.of_path.setdefault(path, threading.Lock())
-
-
-_threads = _Threads()
+_guard = threading.Lock()
+_of_threads: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
+"""A lock for each kernel that threads of this process want to build."""
 
 
 def _forget_threads() -> None:
     """Forget all locks in a forked child, which lacks the parent's other threads and must not wait for them."""
-    global _threads  # noqa: PLW0603
-    _threads = _Threads()
+    global _guard, _of_threads
+    _guard, _of_threads = threading.Lock(), WeakValueDictionary()
 
 
 os.register_at_fork(after_in_child=_forget_threads)
@@ -49,7 +39,8 @@ os.register_at_fork(after_in_child=_forget_threads)
 def one_builder(path: Path, *, among_processes: bool = True) -> Iterator[None]:
     """Hold the lock file `path` during the block, and then remove the file. If it cannot be locked, do not hold it."""
     until = time.monotonic() + PATIENCE_S
-    of_threads = _threads.lock(path)
+    with _guard:
+        of_threads = _of_threads.setdefault(path, threading.Lock())
     is_alone = of_threads.acquire(timeout=max(until - time.monotonic(), 0))
     try:
         descriptor = _locked(path, until) if is_alone and among_processes else None

@@ -44,7 +44,6 @@ DEVICE void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 
 
 // ---- Copies from global to shared memory, without registers
 
-// Copies 16 bytes.
 DEVICE void cp_async_16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(shared)), "l"(global) : "memory");
 }
@@ -269,7 +268,6 @@ DEVICE uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   return bytes;
 }
 
-// The 32 bits of an FP32 number.
 DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
 DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 

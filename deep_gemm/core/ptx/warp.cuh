@@ -43,7 +43,6 @@ DEVICE uint32_t reduce_min_sync(uint32_t value) { return __reduce_min_sync(0xfff
 DEVICE uint32_t match_any_sync(uint32_t value) { return __match_any_sync(0xffffffffu, value); }
 DEVICE void syncwarp() { __syncwarp(); }
 
-// Counts the bits that are set.
 DEVICE uint32_t popc(uint32_t bits) { return __popc(bits); }
 
 // ---- CTA
