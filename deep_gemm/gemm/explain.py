@@ -196,7 +196,11 @@ def _page(question: Question, found: Sequence[Estimate], chosen: Estimate) -> li
         f"{chosen.multiply_us:.1f} us; with the launch that takes about {chosen.cost_us:.1f} us."
     )
     able = [candidate for candidate in found if candidate.why_not is None]
-    shown = [candidate for candidate in able if candidate is chosen or _is_on_menu(question, candidate)]
+    shown = able
+    if question.output.work is DENSE:  # only dense products have a menu
+        menu = menu_of(question.n, question.k, question.output, question.gpu)
+        tiles = {chosen.tile, *(offer.tile for offer in menu.offers)}
+        shown = [candidate for candidate in able if candidate.tile in tiles]
     others = [candidate for candidate in able if candidate not in shown]
     width = max(13, *(len(candidate.tile.name) for candidate in found))
     cheaper = others and others[0].cost_us < chosen.cost_us
@@ -243,13 +247,6 @@ def _verdict(candidate: Estimate, chosen: Estimate) -> str:
         return "chosen"
     times = candidate.cost_us / chosen.cost_us
     return f"{times:.1f} times" if times >= 2 else f"{times - 1:.0%} more" if times >= 1 else f"{1 - times:.0%} less"
-
-
-def _is_on_menu(question: Question, candidate: Estimate) -> bool:
-    if question.output.work is not DENSE:  # only dense products have a menu
-        return True
-    menu = menu_of(question.n, question.k, question.output, question.gpu)
-    return candidate.tile in [offer.tile for offer in menu.offers]
 
 
 def _number(value: float) -> str:

@@ -30,8 +30,6 @@ from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem, present
 from .routing import MANY_ROWS, expert_rows, gather_and_cast, sum_rows
 
-__all__ = ["experts", "experts_workspace_bytes"]
-
 
 def experts(
     x: Tensor,

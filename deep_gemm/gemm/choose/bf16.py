@@ -183,9 +183,7 @@ def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices
     return timings.launch_us + together(multiply_us, moved_us)
 
 
-def tile_us(
-    tile: Tile, rows: float, k: float, output: Output, slices: int = 1, load_kb_per_us: float = LOAD_KB_PER_US
-) -> float:
+def tile_us(tile: Tile, rows: float, k: float, output: Output, slices: int, load_kb_per_us: float) -> float:
     """Estimate microseconds of a tile, which loads at most `rows` rows of A."""
     block_m, block_n, _, _, splits = tile
     blocks = math.ceil(math.ceil(k / BLOCK_K) / (slices if splits else 1))
