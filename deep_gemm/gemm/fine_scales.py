@@ -39,10 +39,11 @@ def as_kernels_take_it(
     if of_a.columns == SCALE_BLOCK:
         return a, sfa, b, sfb, of_a
     # Copy each group of columns under a scale of A to a block of 128 columns, and make words of B's scales for it.
-    k, columns = a.shape[-1], of_a.columns
+    columns = of_a.columns
     if a.is_cuda and has_memory(a):
         _warn(columns)
-    groups, of_group = ceil_div(k, columns), columns // packed.COLUMNS
+    k, of_group = a.shape[-1], columns // packed.COLUMNS
+    groups = ceil_div(k, columns)
     exponents = exponents_of(sfb)[..., : k // packed.COLUMNS].to(torch.uint8)
     exponents = F.pad(exponents, (0, groups * of_group - exponents.shape[-1])).view(*b.shape[:-1], groups, of_group)
     # B is copied first: a product right after a cast loads B while the cast still runs.
