@@ -248,32 +248,27 @@ class Planner:
         return Plan(row_of, *self.counts(facts, mistake), self.group)
 
     def counts(self, facts: Facts, mistake: Exception | None = None) -> tuple[list[int], list[int], int]:
-        """Wait as `hear` does, and give the numbers of a `Plan` alone."""
+        """Wait as `hear` does, and give the numbers of a `Plan` alone.
+
+        A mistake that keeps any process from going on is raised in the same words on each.
+        """
         if self._comes is not None:
             self._comes.wait()
         if mistake is not None:
             raise mistake
-        check_told(self._heads.tolist(), facts, self._rows)
+        mistakes, rooms, *told = self._heads.tolist()
+        if any(mistakes):
+            rank = next(rank for rank, is_wrong in enumerate(mistakes) if is_wrong)
+            raise ValueError(f"experts across processes: the arguments of rank {rank} were refused there")
+        if told != [[fact] * len(mistakes) for fact in facts]:
+            check_agreed(NAMES_OF_FACTS, [Facts(*of_rank).said() for of_rank in zip(*told, strict=True)])
+        if min(rooms) < UNLIMITED:
+            for rank, (count, room) in enumerate(zip(self._rows.sum(dim=0).tolist(), rooms, strict=True)):
+                if count > room:
+                    expected = f"at least {count} rows on rank {rank}, which come there"
+                    raise ValueError(f"room: expected {expected}, got {room}")
         receives, comes = self._to_here.tolist()
         return self._from_here.tolist(), receives, sum(comes)
-
-
-def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> None:
-    """Raise what keeps any process from going on, in the same words on each.
-
-    `heads` are a list by rank for each number that ranks must agree about, `rows` how many each sends to each.
-    """
-    mistakes, rooms, *told = heads
-    if any(mistakes):
-        rank = next(rank for rank, is_wrong in enumerate(mistakes) if is_wrong)
-        raise ValueError(f"experts across processes: the arguments of rank {rank} were refused there")
-    if told != [[fact] * len(mistakes) for fact in facts]:
-        check_agreed(NAMES_OF_FACTS, [Facts(*of_rank).said() for of_rank in zip(*told, strict=True)])
-    if min(rooms) == UNLIMITED:
-        return
-    for rank, (comes, room) in enumerate(zip(rows.sum(dim=0).tolist(), rooms, strict=True)):
-        if comes > room:
-            raise ValueError(f"room: expected at least {comes} rows on rank {rank}, which come there, got {room}")
 
 
 def _planned(ids: Tensor, told: Tensor, numbers: Sequence[int], count: int, world_size: int) -> Tensor:

@@ -175,9 +175,7 @@ class MapsConfig(Config):
 
 
 MAPS = MapsConfig()
-K_GROUP_MAPS: Kernel[MapsConfig] = Kernel(
-    "k_group_maps", "MapParams", lambda: [MAPS], lengths={"kMaxInlineKs": MAX_INLINE_KS}
-)
+K_GROUP_MAPS = Kernel("k_group_maps", "MapParams", lambda: [MAPS], lengths={"kMaxInlineKs": MAX_INLINE_KS})
 """Makes the tensor maps of groups along k on the GPU."""
 
 

@@ -292,16 +292,6 @@ class DecodeConfig(Config):
         }
 
 
-def deepest(config: DecodeConfig) -> DecodeConfig:
-    """Add stages to the configuration while they fit."""
-    while config.num_stages < MAX_STAGES:
-        deeper = replace(config, num_stages=config.num_stages + 1)
-        if deeper.why_illegal() is not None:
-            break
-        config = deeper
-    return config
-
-
 @cache
 def decode_config(
     block_tokens: int, num_math_warpgroups: int, cluster_k: int, ctas_per_sm: int, **others: Any
@@ -309,4 +299,11 @@ def decode_config(
     """Configure the kernel with all the stages that fit; None if too few fit, or the kernel cannot be built."""
     least = MIN_STAGES // (2 if others.get("b") == E2M1 else 1)
     config = DecodeConfig(block_tokens, least, num_math_warpgroups, cluster_k, ctas_per_sm, **others)
-    return deepest(config) if config.why_illegal() is None else None
+    if config.why_illegal() is not None:
+        return None
+    while config.num_stages < MAX_STAGES:
+        deeper = replace(config, num_stages=config.num_stages + 1)
+        if deeper.why_illegal() is not None:
+            break
+        config = deeper
+    return config
