@@ -219,7 +219,7 @@ class Planner:
     def ask(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Tensor:
         """Give tokens their rows, and tell all processes how many there are. The host waits for nothing."""
         ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
-        numbers = self.numbers(facts, mistake)
+        numbers = [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
         if self.has_kernel:
             row_of: Tensor = call.run(PLANNED, (ids, self.told), (tuple(numbers), self.count, self.world_size))
         else:
@@ -227,30 +227,15 @@ class Planner:
             rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)
             row_of, said = rows.row_of, torch.tensor(numbers, dtype=torch.int64).to(self.device)
             torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self.told)
-        self.tell()
-        return row_of
-
-    def numbers(self, facts: Facts, mistake: Exception | None = None) -> list[int]:
-        """Give what this process tells of itself beside how many rows and routes go to each rank."""
-        return [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
-
-    def tell(self) -> None:
-        """Send `told` to all ranks, and begin to copy the numbers of all ranks to the host."""
         all_gather(self._of_all, self.told, self.group)
         if self._comes is not None:
             self._comes.begin()
+        return row_of
 
     def hear(self, row_of: Tensor, mistake: Exception | None, facts: Facts) -> Plan:
         """Wait for the numbers of all processes. The host waits nowhere else.
 
-        A mistake of one process is an error on each, before anything else is sent.
-        """
-        return Plan(row_of, *self.counts(facts, mistake), self.group)
-
-    def counts(self, facts: Facts, mistake: Exception | None = None) -> tuple[list[int], list[int], int]:
-        """Wait as `hear` does, and give the numbers of a `Plan` alone.
-
-        A mistake that keeps any process from going on is raised in the same words on each.
+        A mistake of one process is an error on each, in the same words, before anything else is sent.
         """
         if self._comes is not None:
             self._comes.wait()
@@ -268,7 +253,7 @@ class Planner:
                     expected = f"at least {count} rows on rank {rank}, which come there"
                     raise ValueError(f"room: expected {expected}, got {room}")
         receives, comes = self._to_here.tolist()
-        return self._from_here.tolist(), receives, sum(comes)
+        return Plan(row_of, self._from_here.tolist(), receives, sum(comes), self.group)
 
 
 def _planned(ids: Tensor, told: Tensor, numbers: Sequence[int], count: int, world_size: int) -> Tensor:

@@ -85,8 +85,7 @@ def experts(
     said = limit, activation, alpha, beta, gran_k, recipe_b, absent
     is_plain = isinstance(w1, TENSORS) or isinstance(w2, TENSORS)
     function = (MADE_BY_BF16 if is_plain else MADE) if out is None else INTO_BY_BF16 if is_plain else INTO
-    result: Tensor | None = run(function, (x, topk_ids, topk_weights, w1, w2, w1_bias, w2_bias, out), said)
-    return result
+    return run(function, (x, topk_ids, topk_weights, w1, w2, w1_bias, w2_bias, out), said)  # type: ignore[no-any-return]
 
 
 def _as_operator(

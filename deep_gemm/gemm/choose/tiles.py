@@ -82,8 +82,7 @@ TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), T
 TILES_FP4 = (
     Tile(64, 64),
     *_splits(Tile(64, 128), 1, 2, 4),
-    Tile(128, 64),
-    Tile(128, 128),
+    *(Tile(128, n) for n in (64, 128)),
     Tile(256, 128),
     *_splits(Tile(8, 64, is_decode=True, crowd=4), 1, 2, 4, 6),
     *_splits(Tile(16, 64, is_decode=True, crowd=3), 1, 2, 4),
