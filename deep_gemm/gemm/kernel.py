@@ -56,9 +56,8 @@ def code_plan(config: GemmConfig) -> CodePlan:
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_tail + config.folds_parts
     units = config.units_per_warpgroup + (0 if config.branches_on_parts else config.units_of_part)
-    stores = (
-        0 if config.epilogue.has_row_addresses else units * (config.unit_n or config.block_n) // config.panel_columns
-    )
+    columns = config.unit_n or config.block_n
+    stores = 0 if config.epilogue.has_row_addresses else units * columns // config.panel_columns
     boxes = 2  # of A and B
     if config.work.groups_rows or config.converts_b:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
@@ -91,7 +90,6 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
     if config.majors.b_is_mn:
         boxes_of_b = config.block_n // config.cluster_m // 64
     shares_a, shares_b = config.cluster_n > 1, config.cluster_m > 1
-    splits = config.cluster_k > 1
     return CodePlan(
         roles=(
             (WARPGROUP_THREADS, producer_registers),
@@ -101,7 +99,7 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
         hgmma=units * PRODUCTS_OF_BLOCK,
         tma_loads=boxes_of_a + boxes_of_b,
         multicast_loads=boxes_of_a * shares_a + boxes_of_b * shares_b,
-        tma_stores=0 if config.adds_to_d or splits else stores * (1 + config.has_second_map),
+        tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + config.has_second_map),
         tma_reduces=stores if config.adds_to_d else 0,
         bulk_copies=int(config.work.reads_ids),  # to write zeros as padding
     )

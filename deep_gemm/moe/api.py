@@ -85,7 +85,8 @@ def experts(
     said = limit, activation, alpha, beta, gran_k, recipe_b, absent
     is_plain = isinstance(w1, TENSORS) or isinstance(w2, TENSORS)
     function = (MADE_BY_BF16 if is_plain else MADE) if out is None else INTO_BY_BF16 if is_plain else INTO
-    return run(function, (x, topk_ids, topk_weights, w1, w2, w1_bias, w2_bias, out), said)  # type: ignore[no-any-return]
+    result: Tensor | None = run(function, (x, topk_ids, topk_weights, w1, w2, w1_bias, w2_bias, out), said)
+    return result
 
 
 def _as_operator(

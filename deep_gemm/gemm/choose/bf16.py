@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from ...core.check.layout import ceil_div
 from ...core.gpu import WGMMA_ROWS, Gpu
-from ..config.bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, bf16_config
-from ..config.of_tile import MATH_WARPGROUPS
+from ..config.bf16 import BLOCK_K, Bf16Config, bf16_config
+from ..config.of_tile import MATH_WARPGROUPS, MAX_ACCUMULATORS
 from ..config.tall import K_MAJOR, Majors
 from ..kinds.epilogues import SILU_IN_BF16, TO_ADDRESSES_IN_BF16
 from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
