@@ -90,10 +90,6 @@ class Plan(NamedTuple):
         """Give the token of each row that is sent."""
         return tokens_of_rows(self.row_of, sum(self.sends))
 
-    def dispatch(self, tokens: Tensor) -> Tensor:
-        """Send each token once to each of its ranks, and give the rows received."""
-        return self.forth(tokens.index_select(0, self.source()))
-
     def forth(self, rows: Tensor) -> Tensor:
         """Send rows that are stacked by rank, and give the rows received. Rows behind the plan's are not sent."""
         return exchange(rows[: sum(self.sends)], self.sends, self.receives, self.group)
@@ -159,7 +155,7 @@ def routes_apart(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Give a row of x, an id and a weight of 1 for each route, so that no rank adds up routes of a token."""
     rows = (x.float() if x.dtype == torch.float16 else x)[:, None].expand(-1, ids.shape[1], -1)
     ids = ids.reshape(-1, 1)
-    return rows.reshape(len(ids), x.shape[1]), ids, ones(ids)
+    return rows.reshape(len(ids), x.shape[1]), ids, torch.ones_like(ids, dtype=torch.float32)
 
 
 class OfRoutes(torch.autograd.Function):
@@ -182,11 +178,6 @@ class OfRoutes(torch.autograd.Function):
         of_y = (grad * p[..., None]).masked_fill_(none, 0).view_as(y).to(y.dtype)
         of_p = (grad * y.view(*row_of.shape, y.shape[1])).masked_fill_(none, 0).sum(-1).to(p.dtype)
         return of_y, None, of_p, None, None
-
-
-def ones(like: Tensor) -> Tensor:
-    """Weights of rows that are weighted already."""
-    return torch.ones(like.shape, dtype=torch.float32, device=like.device)
 
 
 def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
@@ -228,7 +219,7 @@ class Planner:
     def ask(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Tensor:
         """Give tokens their rows, and tell all processes how many there are. The host waits for nothing."""
         ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
-        numbers = self.numbers(facts, mistake)
+        numbers = [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
         if self.has_kernel:
             row_of: Tensor = call.run(PLANNED, (ids, self.told), (tuple(numbers), self.count, self.world_size))
         else:
@@ -236,53 +227,33 @@ class Planner:
             rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)
             row_of, said = rows.row_of, torch.tensor(numbers, dtype=torch.int64).to(self.device)
             torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self.told)
-        self.tell()
-        return row_of
-
-    def numbers(self, facts: Facts, mistake: Exception | None = None) -> list[int]:
-        """Give what this process tells of itself beside how many rows and routes go to each rank."""
-        return [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
-
-    def tell(self) -> None:
-        """Send `told` to all ranks, and begin to copy the numbers of all ranks to the host."""
         all_gather(self._of_all, self.told, self.group)
         if self._comes is not None:
             self._comes.begin()
+        return row_of
 
     def hear(self, row_of: Tensor, mistake: Exception | None, facts: Facts) -> Plan:
         """Wait for the numbers of all processes. The host waits nowhere else.
 
-        A mistake of one process is an error on each, before anything else is sent.
+        A mistake of one process is an error on each, in the same words, before anything else is sent.
         """
-        return Plan(row_of, *self.counts(facts, mistake), self.group)
-
-    def counts(self, facts: Facts, mistake: Exception | None = None) -> tuple[list[int], list[int], int]:
-        """Wait as `hear` does, and give the numbers of a `Plan` alone."""
         if self._comes is not None:
             self._comes.wait()
         if mistake is not None:
             raise mistake
-        check_told(self._heads.tolist(), facts, self._rows)
+        mistakes, rooms, *told = self._heads.tolist()
+        if any(mistakes):
+            rank = next(rank for rank, is_wrong in enumerate(mistakes) if is_wrong)
+            raise ValueError(f"experts across processes: the arguments of rank {rank} were refused there")
+        if told != [[fact] * len(mistakes) for fact in facts]:
+            check_agreed(NAMES_OF_FACTS, [Facts(*of_rank).said() for of_rank in zip(*told, strict=True)])
+        if min(rooms) < UNLIMITED:
+            for rank, (count, room) in enumerate(zip(self._rows.sum(dim=0).tolist(), rooms, strict=True)):
+                if count > room:
+                    expected = f"at least {count} rows on rank {rank}, which come there"
+                    raise ValueError(f"room: expected {expected}, got {room}")
         receives, comes = self._to_here.tolist()
-        return self._from_here.tolist(), receives, sum(comes)
-
-
-def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> None:
-    """Raise what keeps any process from going on, in the same words on each.
-
-    `heads` are a list by rank for each number that ranks must agree about, `rows` how many each sends to each.
-    """
-    mistakes, rooms, *told = heads
-    if any(mistakes):
-        rank = next(rank for rank, is_wrong in enumerate(mistakes) if is_wrong)
-        raise ValueError(f"experts across processes: the arguments of rank {rank} were refused there")
-    if told != [[fact] * len(mistakes) for fact in facts]:
-        check_agreed(NAMES_OF_FACTS, [Facts(*of_rank).said() for of_rank in zip(*told, strict=True)])
-    if min(rooms) == UNLIMITED:
-        return
-    for rank, (comes, room) in enumerate(zip(rows.sum(dim=0).tolist(), rooms, strict=True)):
-        if comes > room:
-            raise ValueError(f"room: expected at least {comes} rows on rank {rank}, which come there, got {room}")
+        return Plan(row_of, self._from_here.tolist(), receives, sum(comes), self.group)
 
 
 def _planned(ids: Tensor, told: Tensor, numbers: Sequence[int], count: int, world_size: int) -> Tensor:
@@ -303,7 +274,7 @@ class Everywhere:
         # Made here, so that no graph captures it: the row of each token on each rank.
         ranks = torch.arange(self.world_size, device=device).expand(max_tokens, -1)
         self.rows = expert_rows(ranks, self.world_size)
-        self.ones = ones(self.rows.row_of)
+        self.ones = torch.ones_like(self.rows.row_of, dtype=torch.float32)
 
     def dispatch(self, message: Tensor) -> Tensor:
         """Send `max_tokens` rows to all ranks; give the rows of all ranks, `max_tokens` from each."""
@@ -339,7 +310,7 @@ def compute_mega(asked: MegaProblem | Exception, sizes: MegaSizes, planner: Plan
         results, rows = experts_here(Arrived(message, sizes.hidden, sizes.topk), asked, sizes, None)
         sum_rows(results, rows.row_of, out=asked.y)
         return
-    came = Arrived(plan.dispatch(message), sizes.hidden, sizes.topk)
+    came = Arrived(plan.forth(message.index_select(0, plan.source())), sizes.hidden, sizes.topk)
     results, rows = experts_here(came, asked, sizes, plan.routes)
     # By row that came, then by route, as the ranks of tokens stack them.
     is_here = rows.row_of >= 0
@@ -367,7 +338,9 @@ def experts_here(came: Arrived, p: MegaProblem, sizes: MegaSizes, routes: int | 
     a = tensors.l1_acts[:num], tensors.l1_acts_sf[:num]
     torch.index_select(came.values, 0, source, out=a[0].view(WORD))
     a[1].copy_(came.scales.index_select(0, source))
-    weights = weights_of(rows, came.weights)
+    row = rows.row_of.flatten().long()
+    weights = came.weights.new_zeros(num + 1)  # the last element takes the weights of routes without a row
+    weights = weights.scatter_(0, row.masked_fill(row < 0, num), came.weights.flatten())[:num]
     if is_packed(p.l1):
         h = ActivationProblem(product_of_rows(a, p.l1, rows), weights, None, rows.ends, 1, Gating(limit=p.limit))
         product_of_stacked_rows(cast_activated(h, mn_major=True), p.l2, results, rows.ids)
@@ -376,11 +349,3 @@ def experts_here(came: Arrived, p: MegaProblem, sizes: MegaSizes, routes: int | 
     activated_product_of_rows(a, p.l1, middles, rows.ends, weights, limit=p.limit)
     product_of_rows_by_64(middles, p.l2, results, rows.ids)
     return results, rows
-
-
-def weights_of(rows: ExpertRows, weights: Tensor) -> Tensor:
-    """Weight of each row's route. The host reads nothing."""
-    num = len(rows.ids)
-    row = rows.row_of.flatten().long()
-    found = weights.new_zeros(num + 1)  # the last element takes the weights of routes without a row
-    return found.scatter_(0, row.masked_fill(row < 0, num), weights.flatten())[:num]

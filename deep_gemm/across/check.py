@@ -67,10 +67,8 @@ def share_of_experts(
     """
     count = count_of_each(num_experts, world_size)
     sizes: Sizes = {"experts / processes": count}
-    axes1, axes2 = (
-        ("experts / processes", "2 intermediate", "hidden"),
-        ("experts / processes", "hidden", "intermediate"),
-    )
+    axes1 = "experts / processes", "2 intermediate", "hidden"
+    axes2 = "experts / processes", "hidden", "intermediate"
     if isinstance(w1, Tensor) != isinstance(w2, Tensor):
         raise ValueError("w2: expected a tensor if w1 is one, and a pair (values, scales) if w1 is a pair")
     if is_bf16 and not isinstance(w1, Tensor):

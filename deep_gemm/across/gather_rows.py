@@ -69,9 +69,7 @@ class GatherRowsConfig(Config):
 
 
 CONFIGS = {value_bytes: GatherRowsConfig(value_bytes=value_bytes) for value_bytes in (1, 2)}
-KERNEL: Kernel[GatherRowsConfig] = Kernel(
-    "gather_rows", "GatherRowsParams", lambda: [*CONFIGS.values()], lengths={"kMaxRanks": MAX_RANKS}
-)
+KERNEL = Kernel("gather_rows", "GatherRowsParams", lambda: [*CONFIGS.values()], lengths={"kMaxRanks": MAX_RANKS})
 
 
 def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:

@@ -14,7 +14,6 @@ class MeetConfig(Config):
 
     num_threads: int = 32
     shared_bytes: int = STORAGE_BYTES
-    ctas_per_sm: int = 1
     name: str = "one warp"
     taken = "num_threads", "shared_bytes"
 

@@ -22,7 +22,6 @@ class PackConfig(Config):
     dtype: torch.dtype
     id_bytes: int
     num_threads: int = 256
-    shared_bytes: int = 0
     ctas_per_sm: int = 6
     taken: ClassVar[tuple[str, ...]] = ("id_bytes",)
     dtypes: ClassVar[tuple[torch.dtype, ...]] = INPUTS
@@ -56,7 +55,7 @@ class PackConfig(Config):
 
 config_of = cache(PackConfig)
 """Gives the configuration for a type of tokens and bytes of an id."""
-KERNEL: Kernel[PackConfig] = Kernel(
+KERNEL = Kernel(
     "pack_rows", "PackParams", lambda: [config_of(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
 )
 

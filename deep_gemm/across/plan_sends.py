@@ -24,7 +24,6 @@ class PlanSendsConfig(Config):
 
     id_bytes: int
     num_threads: int = 1024
-    ctas_per_sm: int = 1
     num_facts = NUM_FACTS
     max_ranks = MAX_RANKS
     taken = "id_bytes", "num_threads", "shared_bytes", "num_facts", "max_ranks"

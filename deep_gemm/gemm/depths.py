@@ -47,11 +47,7 @@ def room_bytes(num_groups: int) -> int:
     return num_groups * GROUP_BYTES + COUNTER_BYTES
 
 
-Depths = Any
-"""The groups' k: a tensor on the GPU, or numbers that fit in a launch's parameters."""
-
-
-def launch(p: Problem, config: GemmConfig, num_sms: int, depths: Depths, room: Tensor) -> None:
+def launch(p: Problem, config: GemmConfig, num_sms: int, depths: Any, room: Tensor) -> None:
     """Launch both kernels for a `prepared` problem; the first writes `room`, and the second reads it."""
     device, ctas = p.d.get_device(), ceil_div(p.groups, MAPS.num_threads)
     K_GROUP_MAPS.run(MAPS, values_of_maps(p, config, room, depths), ctas, device)
@@ -59,7 +55,7 @@ def launch(p: Problem, config: GemmConfig, num_sms: int, depths: Depths, room: T
     start(p, config, num_sms, p.groups, is_dependent=True, by_depth=room)
 
 
-def values_of_maps(p: Problem, config: GemmConfig, room: Tensor, depths: Depths) -> dict[str, Any]:
+def values_of_maps(p: Problem, config: GemmConfig, room: Tensor, depths: Any) -> dict[str, Any]:
     """Return the parameters of the kernel that makes the maps, by member."""
     # These maps serve as templates: the kernel writes each group's own address, size and stride along k into copies.
     maps = {
@@ -89,8 +85,8 @@ def product(k_major_scales: bool) -> Product:
     )
 
 
-def depths_of(ks: Sequence[int] | None, ks_tensor: Tensor | None, device: torch.device) -> Depths:
-    """Return the groups' k in the form that a launch needs. The host does not wait for them."""
+def depths_of(ks: Sequence[int] | None, ks_tensor: Tensor | None, device: torch.device) -> Any:
+    """Return the groups' k: a tensor on the GPU, or numbers that fit in a launch's parameters. The host never waits."""
     if ks_tensor is not None:
         return ks_tensor
     ks = tuple(ks or ())

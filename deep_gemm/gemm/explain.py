@@ -18,7 +18,7 @@ from . import packed
 from .ask.depths import check_depths_recipe
 from .choose.cost import Estimate, bytes_of_weight, estimate, row_bytes
 from .choose.fp8 import chosen_tile, menu_of, tiles_for_rows
-from .choose.tiles import DEPTHS_TILES, SHARING_A, Tile, tiles_for
+from .choose.tiles import DEPTHS_TILES, SHARING_A, tiles_for
 from .choose.timings import timings_of
 from .kinds.output import Output, Sizes
 from .kinds.works import COUNTS, DENSE, DEPTHS, ENDS, HEADS, IDS
@@ -59,10 +59,6 @@ class Question:
         estimates = [estimate(tile, self.sizes, output, self.gpu, timings) for tile in tiles]
         found = [one._replace(config=one.tile.config(output, self.k)) for one in estimates]
         return sorted(found, key=lambda candidate: candidate.cost_us)
-
-    def choice(self) -> Tile:
-        """Return the tile that computes this product."""
-        return chosen_tile(self.sizes, self.output, self.gpu)
 
     def megabytes(self) -> float:
         """Count megabytes that move between DRAM and the SMs: A, B, D, and C if it is added."""
@@ -126,7 +122,7 @@ def explain(
     """
     recipes = recipe, recipe_a, recipe_b
     question = asked(m, n, k, d_dtype, with_c, accumulate, recipes, groups, num_groups, gpu, fp4)
-    found, choice = question.candidates(), question.choice()
+    found, choice = question.candidates(), chosen_tile(question.sizes, question.output, question.gpu)
     chosen = next(candidate for candidate in found if candidate.tile == choice)
     print("\n".join(_page(question, found, chosen)))
     return found
@@ -196,7 +192,11 @@ def _page(question: Question, found: Sequence[Estimate], chosen: Estimate) -> li
         f"{chosen.multiply_us:.1f} us; with the launch that takes about {chosen.cost_us:.1f} us."
     )
     able = [candidate for candidate in found if candidate.why_not is None]
-    shown = [candidate for candidate in able if candidate is chosen or _is_on_menu(question, candidate)]
+    shown = able
+    if question.output.work is DENSE:  # only dense products have a menu
+        menu = menu_of(question.n, question.k, question.output, question.gpu)
+        tiles = {chosen.tile, *(offer.tile for offer in menu.offers)}
+        shown = [candidate for candidate in able if candidate.tile in tiles]
     others = [candidate for candidate in able if candidate not in shown]
     width = max(13, *(len(candidate.tile.name) for candidate in found))
     cheaper = others and others[0].cost_us < chosen.cost_us
@@ -243,13 +243,6 @@ def _verdict(candidate: Estimate, chosen: Estimate) -> str:
         return "chosen"
     times = candidate.cost_us / chosen.cost_us
     return f"{times:.1f} times" if times >= 2 else f"{times - 1:.0%} more" if times >= 1 else f"{1 - times:.0%} less"
-
-
-def _is_on_menu(question: Question, candidate: Estimate) -> bool:
-    if question.output.work is not DENSE:  # only dense products have a menu
-        return True
-    menu = menu_of(question.n, question.k, question.output, question.gpu)
-    return candidate.tile in [offer.tile for offer in menu.offers]
 
 
 def _number(value: float) -> str:

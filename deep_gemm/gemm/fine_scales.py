@@ -38,22 +38,17 @@ def as_kernels_take_it(
         return a, sfa, packed.as_e4m3(b), sfb, of_a
     if of_a.columns == SCALE_BLOCK:
         return a, sfa, b, sfb, of_a
-    return *_beside_words(a, sfa, b, sfb, of_a.columns), PER_ROW
-
-
-def _beside_words(
-    a: Tensor, sfa: Tensor, b: Tensor, words: Tensor, columns: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Copy each group of columns under a scale of A to a block of 128 columns, and make words of B's scales for it."""
+    # Copy each group of columns under a scale of A to a block of 128 columns, and make words of B's scales for it.
+    columns = of_a.columns
     if a.is_cuda and has_memory(a):
         _warn(columns)
     k, of_group = a.shape[-1], columns // packed.COLUMNS
     groups = ceil_div(k, columns)
-    exponents = exponents_of(words)[..., : k // packed.COLUMNS].to(torch.uint8)
+    exponents = exponents_of(sfb)[..., : k // packed.COLUMNS].to(torch.uint8)
     exponents = F.pad(exponents, (0, groups * of_group - exponents.shape[-1])).view(*b.shape[:-1], groups, of_group)
     # B is copied first: a product right after a cast loads B while the cast still runs.
     b = _widened("b", b, columns // 2, groups, SCALE_BLOCK // 2).view(torch.uint8)
-    return _widened("a", a, columns, groups), sfa.detach(), b, words_of(exponents).squeeze(-1)
+    return _widened("a", a, columns, groups), sfa.detach(), b, words_of(exponents).squeeze(-1), PER_ROW
 
 
 def _widened(name: str, values: Tensor, columns: int, groups: int, block: int = SCALE_BLOCK) -> Tensor:

@@ -56,9 +56,8 @@ def code_plan(config: GemmConfig) -> CodePlan:
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_tail + config.folds_parts
     units = config.units_per_warpgroup + (0 if config.branches_on_parts else config.units_of_part)
-    stores = (
-        0 if config.epilogue.has_row_addresses else units * (config.unit_n or config.block_n) // config.panel_columns
-    )
+    columns = config.unit_n or config.block_n
+    stores = 0 if config.epilogue.has_row_addresses else units * columns // config.panel_columns
     boxes = 2  # of A and B
     if config.work.groups_rows or config.converts_b:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
@@ -174,9 +173,7 @@ class MapsConfig(Config):
 
 
 MAPS = MapsConfig()
-K_GROUP_MAPS: Kernel[MapsConfig] = Kernel(
-    "k_group_maps", "MapParams", lambda: [MAPS], lengths={"kMaxInlineKs": MAX_INLINE_KS}
-)
+K_GROUP_MAPS = Kernel("k_group_maps", "MapParams", lambda: [MAPS], lengths={"kMaxInlineKs": MAX_INLINE_KS})
 """Makes the tensor maps of groups along k on the GPU."""
 
 

@@ -62,7 +62,12 @@ def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = 
     values, sf = values.detach().view(torch.uint8), checks.tensor(f"sf{name}", sf).detach()
     if turned:
         values, sf = values.mT, sf.mT
-    return values, _scales(f"sf{name}", sf, values.shape[:-1], k)
+    checks.has_type(f"sf{name}", sf, (torch.float32, torch.int32, *EXPONENTS))
+    expected = (*values.shape[:-1], ceil_div(k, SCALE_BLOCK) if sf.dtype == torch.int32 else k // COLUMNS)
+    if sf.shape != expected:
+        raise ValueError(f"sf{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
+    whole_elements(f"sf{name}", sf)
+    return values, words_of(sf) if sf.dtype in EXPONENTS else sf
 
 
 def whole_groups(name: str, k: int) -> int:
@@ -70,16 +75,6 @@ def whole_groups(name: str, k: int) -> int:
     if k % COLUMNS:
         raise ValueError(f"{name}: expected a multiple of {COLUMNS} for packed FP4 values, got {k}")
     return k
-
-
-def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:
-    types = torch.float32, torch.int32, *EXPONENTS
-    checks.has_type(name, sf, types)
-    expected = (*rows, ceil_div(k, SCALE_BLOCK) if sf.dtype == torch.int32 else k // COLUMNS)
-    if sf.shape != expected:
-        raise ValueError(f"{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
-    whole_elements(name, sf)
-    return words_of(sf) if sf.dtype in EXPONENTS else sf
 
 
 def as_e4m3(packed: Tensor) -> Tensor:

@@ -146,5 +146,4 @@ def run(
     """
     absent = (c is None) | (c is d) << 1 | (layout is None) << 2 | (ks is None) << 3
     function = product.made if d is None else product.into
-    result: Tensor | None = call.run(function, (a, b, d, c, layout, ks), (absent, *said))
-    return result
+    return call.run(function, (a, b, d, c, layout, ks), (absent, *said))  # type: ignore[no-any-return]

@@ -73,9 +73,6 @@ KERNEL: Kernel[SlicesConfig] = Kernel(
 )
 
 
-SLICES = "slices of a sum over products"
-
-
 def run(p: Problem) -> None:
     """Compute on the GPU of the tensors."""
     if 0 in p.d.shape:
@@ -90,7 +87,7 @@ def run(p: Problem) -> None:
     config, slices = select_bf16_sum(m, n, products * (k // BLOCK_K), majors_of(p))
     if settings().print_configs:
         print(f"deep_gemm: {products} x {m} x {n} x {k}, added up, runs {slices} of {config.name}", file=sys.stderr)
-    workspace = empty(SLICES, (slices, m, n), torch.float32, p.d.device)
+    workspace = empty("slices of a sum over products", (slices, m, n), torch.float32, p.d.device)
     launch(p, workspace, config, num_sms_of(gpu_of(p.d.get_device()).num_sms))
 
 

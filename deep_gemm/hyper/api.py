@@ -17,8 +17,6 @@ from ..gemm.reference import ELEMENTS_AT_A_TIME
 from . import choose
 from .check import BLOCK_K, HcProblem, hc_problem
 
-__all__ = ["tf32_hc_prenorm_gemm"]
-
 
 def tf32_hc_prenorm_gemm(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int | None = None) -> None:
     """Multiply rows with a few vectors, D = A @ B.T, and sum up their squares, in one pass over A.

@@ -9,14 +9,12 @@ from torch import Tensor
 
 from ..core.check import checks
 from ..core.check.layout import whole_elements
-from ..core.check.numbers import integer_in_range
+from ..core.check.numbers import INT32_MAX, integer_in_range
 from ..core.check.tracing import has_memory
 
 BLOCK_K = 64
 COLUMNS = (8, 16, 24, 32)
 SPLITS_LIMIT = 1 << 16
-NUMBER_LIMIT = 1 << 31
-"""TMA counts rows with signed numbers of 32 bits."""
 
 
 class HcProblem(NamedTuple):
@@ -56,8 +54,8 @@ def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int
     if sizes["n"] not in COLUMNS:
         raise ValueError(f"n: expected 8, 16, 24 or 32, got {sizes['n']}")
     checks.multiple("k", sizes["k"], BLOCK_K)
-    # Skipped while torch traces: the check would become a guard on the number of rows.
-    if has_memory(a) and sizes["m"] * sizes.get("num_splits", 1) >= NUMBER_LIMIT:
+    # TMA counts in signed numbers of 32 bits. While torch traces, the check would become a guard on the number of rows.
+    if has_memory(a) and sizes["m"] * sizes.get("num_splits", 1) > INT32_MAX:
         raise ValueError(f"m: expected rows of all splits below 2^31, got {sizes['m']}")
     checks.rows("a", a, "k")
     checks.rows("b", b, "k")

@@ -197,9 +197,8 @@ def _candidates(n: int, batch_invariant: bool) -> tuple[HcConfig, ...]:
 
 def reachable_hc() -> list[HcConfig]:
     """List every configuration that `hc_config` can return."""
-    return list(
-        dict.fromkeys(c for n in COLUMNS for is_invariant in (False, True) for c in _candidates(n, is_invariant))
-    )
+    found = (c for n in COLUMNS for is_invariant in (False, True) for c in _candidates(n, is_invariant))
+    return list(dict.fromkeys(found))
 
 
 KERNEL: Kernel[HcConfig] = Kernel(

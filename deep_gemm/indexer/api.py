@@ -90,8 +90,7 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: 
     [[0, 0], [0, 4], [1, 1]]
     """
     nothing("indices", indices)  # indices of sequences, which only kernels for Blackwell support
-    made: Tensor = run(SCHEDULE, (context_lens,), (block_kv, num_sms))
-    return made
+    return run(SCHEDULE, (context_lens,), (block_kv, num_sms))  # type: ignore[no-any-return]
 
 
 @tells_options_by_type
@@ -182,10 +181,6 @@ def _answer_schedule(contexts: Tensor, block_kv: int, num_sms: int) -> Tensor:
     return schedule
 
 
-def _flat(q: Tensor, kv: Keys, *others: Any) -> tuple[Any, ...]:
-    return q, *kv, *others
-
-
 MQA_OPERATOR = declared(
     "fp8_mqa_logits(Tensor q, Tensor kv, Tensor sfkv, Tensor weights, Tensor cu_seq_len_k_start, "
     "Tensor cu_seq_len_k_end, bool? clean_logits=None, SymInt max_seqlen_k=0, ScalarType logits_dtype=float) -> Tensor",
@@ -208,7 +203,10 @@ SCHEDULE_OPERATOR = declared(
     metadata_problem,
 )
 LOGITS = Function(
-    partial(_answer, mqa_logits_problem), lambda *given: MQA_OPERATOR(*_flat(*given)), _flat, free=[FREE_ROWS] * 6
+    partial(_answer, mqa_logits_problem),
+    lambda q, kv, *others: MQA_OPERATOR(q, *kv, *others),
+    lambda q, kv, *others: (q, *kv, *others),
+    free=[FREE_ROWS] * 6,
 )
 PAGED_LOGITS = Function(
     partial(_answer, paged_logits_problem),

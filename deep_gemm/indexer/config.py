@@ -224,13 +224,12 @@ logits_config = cache(LogitsConfig)
 
 def reachable_rows() -> list[LogitsConfig]:
     """List every configuration for keys in rows."""
-    forms = InRows(), InRows(is_clean=True), InRows(is_compressed=True)
     return [
         logits_config(heads, depth, output_bytes, form)
         for heads in HEADS
         for depth in DEPTHS
         for output_bytes in (4, 2)
-        for form in forms
+        for form in (InRows(), InRows(is_clean=True), InRows(is_compressed=True))
     ]
 
 

@@ -12,7 +12,7 @@ from ..casts.gating import Gating, gating_of
 from ..casts.rules import empty_scales, granularity
 from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair
-from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div, get_tma_aligned_size
+from ..core.check.layout import BF16_BYTES, SCALE_BLOCK, WORD_BYTES, Recipe, ceil_div, get_tma_aligned_size
 from ..core.check.memory import empty
 from ..core.check.numbers import integers_from
 from ..core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales
@@ -29,8 +29,6 @@ from . import experts_few
 from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem, present
 from .routing import MANY_ROWS, expert_rows, gather_and_cast, sum_rows
-
-__all__ = ["experts", "experts_workspace_bytes"]
 
 
 def experts(
@@ -261,14 +259,13 @@ def experts_workspace_bytes(
     gran_k = None if gran_k is None else granularity(gran_k, 0)
     tokens, topk, num_experts = integers_from(0, tokens=tokens, topk=topk, num_experts=num_experts)
     hidden, intermediate = integers_from(0, hidden=hidden, intermediate=intermediate)
-    int32_bytes, fp32_bytes, bf16_bytes = 4, 4, 2
     rows = tokens * topk
-    of_experts = 2 * int32_bytes  # counts, ends
-    of_routes = 3 * int32_bytes  # row_of, token_of, ids
-    of_products = bf16_bytes * (2 * intermediate + hidden)
-    of_operands, of_scales = bf16_bytes * (hidden + intermediate), 0
+    of_experts = 2 * WORD_BYTES  # counts, ends
+    of_routes = 3 * WORD_BYTES  # row_of, token_of, ids
+    of_products = BF16_BYTES * (2 * intermediate + hidden)
+    of_operands, of_scales = BF16_BYTES * (hidden + intermediate), 0
     if gran_k is not None:  # scales of equal columns are adjacent in memory, as products load them
-        aligned = get_tma_aligned_size(rows, fp32_bytes)
+        aligned = get_tma_aligned_size(rows, WORD_BYTES)
         blocks = ceil_div(hidden, gran_k) + ceil_div(intermediate, gran_k) if gran_k else 2
         of_operands, of_scales = hidden + intermediate, aligned * blocks
-    return num_experts * of_experts + rows * (of_routes + of_operands + of_products) + fp32_bytes * of_scales
+    return num_experts * of_experts + rows * (of_routes + of_operands + of_products) + WORD_BYTES * of_scales

@@ -23,7 +23,6 @@ from ..gemm.kinds.output import BF16_OPERANDS, Operands
 from ..linear.check import OF_ALL_K, weight
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-WEIGHT_OF_ANY_SCALES = partial(weight, also=OF_ALL_K)
 
 
 class ExpertRows(NamedTuple):
@@ -261,7 +260,7 @@ def experts_problem(
     route_weights(topk_weights, sizes)
     of_weights: Sizes = {}
     is_bf16 = isinstance(w1, TENSORS) and w1.element_size() > 1
-    check: Callable[..., Any] = bf16_weight if is_bf16 else WEIGHT_OF_ANY_SCALES
+    check: Callable[..., Any] = bf16_weight if is_bf16 else partial(weight, also=OF_ALL_K)
     try:
         both = expert_weights(w1, w2, of_weights, gran_k, recipe_b, check=check)
     except ValueError:

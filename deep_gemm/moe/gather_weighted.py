@@ -92,12 +92,8 @@ class ManyConfig(WeightsConfig):
         yield from super().rules()
 
 
-KERNEL: Kernel[GatherConfig] = Kernel(
-    "gather_weighted", "GatherParams", lambda: [GatherConfig(dtype) for dtype in WEIGHTS]
-)
-MANY: Kernel[ManyConfig] = Kernel(
-    "gather_weighted_many", "GatherParams", lambda: [ManyConfig(dtype) for dtype in WEIGHTS], bulk_copies=1
-)
+KERNEL = Kernel("gather_weighted", "GatherParams", lambda: [GatherConfig(dtype) for dtype in WEIGHTS])
+MANY = Kernel("gather_weighted_many", "GatherParams", lambda: [ManyConfig(dtype) for dtype in WEIGHTS], bulk_copies=1)
 
 
 def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False) -> None:

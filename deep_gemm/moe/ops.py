@@ -15,7 +15,7 @@ from ..casts.gating import gating_of
 from ..casts.ops import fake_cast
 from ..casts.rules import Quantized, Target
 from ..core.check.numbers import magnitude
-from ..core.operators import Flops, operators
+from ..core.operators import operators
 from . import activation, routing
 from .api import experts
 from .check import ExpertRows, activation_problem, check_gather, check_routes, check_weighted, experts_problem
@@ -23,14 +23,8 @@ from .route_rows import RouteProblem
 
 Members = tuple[Tensor, ...]
 
-register_namedtuple(
-    ExpertRows, serialized_type_name="deep_gemm.ExpertRows"
-)  # lets torch.export save programs that return ExpertRows
-
-
-def expert_rows(topk_ids: Tensor, num_experts: int) -> Members:
-    """Give each route a row."""
-    return tuple(routing.expert_rows(topk_ids, num_experts))
+# Lets torch.export save programs that return ExpertRows.
+register_namedtuple(ExpertRows, serialized_type_name="deep_gemm.ExpertRows")
 
 
 def fake_expert_rows(topk_ids: Tensor, num_experts: int) -> Members:
@@ -39,22 +33,12 @@ def fake_expert_rows(topk_ids: Tensor, num_experts: int) -> Members:
     return tuple(RouteProblem(topk_ids, num_experts).rows)
 
 
-def gather_cast(x: Tensor, rows: Members, **said: Any) -> Quantized:
-    """Cast tokens and copy them to their rows."""
-    return routing.gather_cast_to_fp8(x, ExpertRows(*rows), **said)
-
-
 def fake_gather_cast(x: Tensor, rows: Members, min_amax: float, mn_major: bool, gran_k: int, **_: object) -> Quantized:
     """Return empty values and scales of the right shapes."""
     check_gather(x, ExpertRows(*rows))
     magnitude("min_amax", min_amax)
     shape = ExpertRows(*rows).token_of.shape[0], x.shape[1]
     return Target(1, gran_k, mn_major=mn_major).empty(shape, x)  # type: ignore[no-any-return]
-
-
-def weighted(y: Tensor, rows: Members, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
-    """Sum up the rows of each token."""
-    return routing.gather_weighted(y, ExpertRows(*rows), topk_weights, out=out)
 
 
 def fake_weighted(y: Tensor, rows: Members, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
@@ -99,39 +83,36 @@ def flops_of_rows(rows: int, x: Tensor, w1: Tensor) -> int:
     return 3 * rows * x.shape[1] * w1.shape[1]
 
 
-FLOPS: dict[Any, Flops] = {experts: lambda _, x, topk_ids, w1, **__: flops_of_rows(topk_ids.numel(), x, w1)}
-ROUTED = "Tensor x, Tensor topk_ids, Tensor topk_weights"
 GATING = "str activation='swiglu', float? alpha=None, float? beta=None"
-for schema, real, fake in (
-    (
-        "expert_rows(Tensor topk_ids, SymInt num_experts) -> "
-        "(Tensor counts, Tensor ends, Tensor row_of, Tensor token_of, Tensor ids)",
-        expert_rows,
-        fake_expert_rows,
-    ),
-    (
-        "gather_cast_to_fp8(Tensor x, Tensor[] rows, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False, "
-        "int gran_k=128) -> (Tensor, Tensor)",
-        gather_cast,
-        fake_gather_cast,
-    ),
-    (
-        "gather_weighted(Tensor y, Tensor[] rows, Tensor topk_weights<, Tensor(out!) out>) -> Tensor",
-        weighted,
-        fake_weighted,
-    ),
-    (
-        "silu_mul_cast_to_fp8(Tensor x, Tensor? row_weights=None, Tensor? masked_m=None, Tensor? ends=None, "
-        "float? limit=None, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False, "
-        f"{GATING}, int gran_k=128) -> (Tensor, Tensor)",
-        activation.silu_mul_cast_to_fp8,
-        fake_silu_mul,
-    ),
-    (
-        f"experts({ROUTED}, Tensor w1, Tensor? sfw1, Tensor w2, Tensor? sfw2<, Tensor(out!) out>, float? limit=None, "
-        f"{GATING}, int? gran_k=None, int[]? recipe_b=None, Tensor? w1_bias=None, Tensor? w2_bias=None) -> Tensor",
-        experts,
-        fake_experts,
-    ),
-):
-    operators(schema, real, fake, flops=FLOPS.get(real))
+operators(
+    "expert_rows(Tensor topk_ids, SymInt num_experts) -> "
+    "(Tensor counts, Tensor ends, Tensor row_of, Tensor token_of, Tensor ids)",
+    lambda topk_ids, num_experts: tuple(routing.expert_rows(topk_ids, num_experts)),
+    fake_expert_rows,
+)
+operators(
+    "gather_cast_to_fp8(Tensor x, Tensor[] rows, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False, "
+    "int gran_k=128) -> (Tensor, Tensor)",
+    lambda x, rows, **said: routing.gather_cast_to_fp8(x, ExpertRows(*rows), **said),
+    fake_gather_cast,
+)
+operators(
+    "gather_weighted(Tensor y, Tensor[] rows, Tensor topk_weights<, Tensor(out!) out>) -> Tensor",
+    lambda y, rows, topk_weights, out: routing.gather_weighted(y, ExpertRows(*rows), topk_weights, out=out),
+    fake_weighted,
+)
+operators(
+    "silu_mul_cast_to_fp8(Tensor x, Tensor? row_weights=None, Tensor? masked_m=None, Tensor? ends=None, "
+    "float? limit=None, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False, "
+    f"{GATING}, int gran_k=128) -> (Tensor, Tensor)",
+    activation.silu_mul_cast_to_fp8,
+    fake_silu_mul,
+)
+operators(
+    "experts(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w1, Tensor? sfw1, Tensor w2, Tensor? sfw2"
+    f"<, Tensor(out!) out>, float? limit=None, {GATING}, int? gran_k=None, int[]? recipe_b=None, "
+    "Tensor? w1_bias=None, Tensor? w2_bias=None) -> Tensor",
+    experts,
+    fake_experts,
+    flops=lambda _, x, topk_ids, w1, **__: flops_of_rows(topk_ids.numel(), x, w1),
+)

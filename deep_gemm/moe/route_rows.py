@@ -93,9 +93,7 @@ KERNEL: Kernel[RouteConfig] = Kernel(
     "RouteParams",
     lambda: [RouteConfig(id_bytes, most, totals) for totals in Totals for id_bytes in ID_BYTES for most in MAX_EXPERTS],
 )
-COUNTER: Kernel[CountConfig] = Kernel(
-    "count_routes", "RouteParams", lambda: [CountConfig(id_bytes) for id_bytes in ID_BYTES]
-)
+COUNTER = Kernel("count_routes", "RouteParams", lambda: [CountConfig(id_bytes) for id_bytes in ID_BYTES])
 
 
 class RouteProblem:

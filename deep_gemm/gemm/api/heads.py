@@ -29,8 +29,6 @@ from ..ask.heads import (
 from ..product import Product, by_operator, run
 from .grouped import k_grouped_fp8_gemm_nt_contiguous
 
-__all__ = ["fp8_einsum", "fp8_gemm_nt_skip_head_mid"]
-
 
 def fp8_einsum(
     expr: str,

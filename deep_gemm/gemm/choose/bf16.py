@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from ...core.check.layout import ceil_div
 from ...core.gpu import WGMMA_ROWS, Gpu
-from ..config.bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, bf16_config
-from ..config.of_tile import MATH_WARPGROUPS
+from ..config.bf16 import BLOCK_K, Bf16Config, bf16_config
+from ..config.of_tile import MATH_WARPGROUPS, MAX_ACCUMULATORS
 from ..config.tall import K_MAJOR, Majors
 from ..kinds.epilogues import BLOCK_SUMS, SILU_IN_BF16, TO_ADDRESSES_IN_BF16, TO_D, Epilogue
 from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
@@ -191,9 +191,7 @@ def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices
     return timings.launch_us + together(multiply_us, moved_us)
 
 
-def tile_us(
-    tile: Tile, rows: float, k: float, output: Output, slices: int = 1, load_kb_per_us: float = LOAD_KB_PER_US
-) -> float:
+def tile_us(tile: Tile, rows: float, k: float, output: Output, slices: int, load_kb_per_us: float) -> float:
     """Estimate microseconds of a tile, which loads at most `rows` rows of A."""
     block_m, block_n, _, _, splits = tile
     blocks = math.ceil(math.ceil(k / BLOCK_K) / (slices if splits else 1))

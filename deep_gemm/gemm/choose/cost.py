@@ -132,18 +132,12 @@ class OnWeight(NamedTuple):
 
     def estimate(self, m: int, memory_us: float, launch_us: float) -> Estimate:
         """Estimate the time of a product of m rows, if memory takes `memory_us`."""
-        clusters, why_not = ceil_div(m, self.rows) * self.clusters_n, self.why_not(m)
+        clusters, why_not = ceil_div(m, self.rows) * self.clusters_n, None
+        if not self.least_m <= m <= self.most_m:
+            why_not = self.never or ("m is one tile" if m < self.least_m else "too many rows")
         (us,) = self._replace(least_m=1, most_m=m).multiply_us((m,))
         cost_us = NEVER if why_not else launch_us + together(us, memory_us)
         return Estimate(self.tile, clusters, self.rounds(clusters), us, memory_us, cost_us, why_not)
-
-    def why_not(self, m: int) -> str | None:
-        """Say why the tile cannot run for this m; None if it can."""
-        if self.least_m <= m <= self.most_m:
-            return None
-        if self.never is not None:
-            return self.never
-        return "m is one tile" if m < self.least_m else "too many rows"
 
 
 @lru_cache(maxsize=256)

@@ -62,18 +62,10 @@ BLOCKS_OF_RUNS = 4
 TILES = (
     Tile(64, 32),
     *_splits(Tile(64, 64), 1, 5),
-    Tile(64, 96),
-    Tile(64, 128),
-    Tile(128, 64),
-    Tile(128, 96),
-    Tile(128, 112),
-    Tile(128, 128),
-    Tile(128, 160),
-    Tile(128, 192),
-    Tile(128, 256),
+    *(Tile(64, n) for n in (96, 128)),
+    *(Tile(128, n) for n in (64, 96, 112, 128, 160, 192, 256)),
     Tile(128, 256, cluster_m=2),
-    Tile(192, 96),
-    Tile(192, 128),
+    *(Tile(192, n) for n in (96, 128)),
     Tile(256, 128),
     *_splits(Tile(8, 64, is_decode=True), 1, 3, 8),
     *_splits(Tile(8, 128, is_decode=True), 1, 3),
@@ -90,8 +82,7 @@ TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), T
 TILES_FP4 = (
     Tile(64, 64),
     *_splits(Tile(64, 128), 1, 2, 4),
-    Tile(128, 64),
-    Tile(128, 128),
+    *(Tile(128, n) for n in (64, 128)),
     Tile(256, 128),
     *_splits(Tile(8, 64, is_decode=True, crowd=4), 1, 2, 4, 6),
     *_splits(Tile(16, 64, is_decode=True, crowd=3), 1, 2, 4),
@@ -115,11 +106,8 @@ TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128,
 OUTPUTS_BY_NAME = {output.name: output for operands in OPERANDS_OF[DENSE] for output in OUTPUTS_OF[operands]}
 
 TILES_OF_HEADS = (
-    Tile(64, 64),
-    Tile(64, 128),
-    Tile(128, 64),
-    Tile(128, 128),
-    Tile(128, 192),
+    *(Tile(64, n) for n in (64, 128)),
+    *(Tile(128, n) for n in (64, 128, 192)),
     Tile(128, 256, cluster_n=2),
     Tile(128, 256, cluster_m=2),
     Tile(128, 256),
@@ -246,14 +234,13 @@ def skipping(config: GemmConfig | DecodeConfig, panel_columns: int) -> GemmConfi
 @cache
 def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | DecodeConfig:
     if tile.is_decode:
-        adds = output.with_c or output.adds_to_d
         config = decode_config(
             tile.block_m,
             tile.block_n // 64,
             tile.cluster_k,
             tile.ctas_per_sm,
             is_fp32=output.is_fp32,
-            with_c=adds,
+            with_c=output.with_c or output.adds_to_d,
             c_is_fp32=output.c_is_fp32,
             work=output.work,
             b=output.b,

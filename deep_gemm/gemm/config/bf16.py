@@ -11,13 +11,11 @@ from ...core.check.layout import ceil_div
 from ...core.check.recipes import BFLOAT16, Scales, Values
 from ...core.gpu import WARPGROUP_THREADS, WGMMA_ROWS
 from ..kinds.output import Output
-from .of_tile import deepest, fields_of, with_buffers
+from .of_tile import MAX_ACCUMULATORS, deepest, fields_of, with_buffers
 from .tall import CHUNK_ELEMENTS, K_MAJOR, GemmConfig, Majors
 
 BLOCK_K = 64
 """BF16 values of a k-block."""
-MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
-"""Registers of a math thread for sums, by the number of math warpgroups."""
 
 
 @dataclass(frozen=True)

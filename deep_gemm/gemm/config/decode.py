@@ -220,7 +220,15 @@ class DecodeConfig(Config):
             "a ring that can hold an FP32 tile of D, which is transposed there",
         )
         if self.is_fine:
-            yield from self.rules_of_fine_scales()
+            yield self.block_tokens <= 64, "at most 64 tokens, because partial sums of parts take registers too"
+            yield (
+                self.sfa.rows == 1 and self.sfa.columns in FINE_COLUMNS,
+                f"scales of A for a row and one of {FINE_COLUMNS} columns",
+            )
+            yield (
+                self.sfb.rows in FINE_ROWS and self.sfb.columns in FINE_COLUMNS,
+                f"scales of B for one of {FINE_ROWS} rows and one of {FINE_COLUMNS} columns",
+            )
         elif self.is_fp4:
             yield (self.sfa, self.sfb) == (PER_ROW, MX), "scales of 1x128 and 1x32 for FP4"
         # Totals and partial sums; scales of a k-block, if they fit in registers; scales that are being loaded.
@@ -243,18 +251,6 @@ class DecodeConfig(Config):
         yield not (self.epilogue.skips_mid and self.with_c), "no C if columns of D are skipped"
         limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
-
-    def rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
-        """Yield (holds, rule) pairs for scales that are finer than 1x128 and 128x128."""
-        yield self.block_tokens <= 64, "at most 64 tokens, because partial sums of parts take registers too"
-        yield (
-            self.sfa.rows == 1 and self.sfa.columns in FINE_COLUMNS,
-            f"scales of A for a row and one of {FINE_COLUMNS} columns",
-        )
-        yield (
-            self.sfb.rows in FINE_ROWS and self.sfb.columns in FINE_COLUMNS,
-            f"scales of B for one of {FINE_ROWS} rows and one of {FINE_COLUMNS} columns",
-        )
 
     def choices(self) -> dict[str, str]:
         """Return the files that find the tiles and multiply B."""
@@ -296,16 +292,6 @@ class DecodeConfig(Config):
         }
 
 
-def deepest(config: DecodeConfig) -> DecodeConfig:
-    """Add stages to the configuration while they fit."""
-    while config.num_stages < MAX_STAGES:
-        deeper = replace(config, num_stages=config.num_stages + 1)
-        if deeper.why_illegal() is not None:
-            break
-        config = deeper
-    return config
-
-
 @cache
 def decode_config(
     block_tokens: int, num_math_warpgroups: int, cluster_k: int, ctas_per_sm: int, **others: Any
@@ -313,4 +299,11 @@ def decode_config(
     """Configure the kernel with all the stages that fit; None if too few fit, or the kernel cannot be built."""
     least = MIN_STAGES // (2 if others.get("b") == E2M1 else 1)
     config = DecodeConfig(block_tokens, least, num_math_warpgroups, cluster_k, ctas_per_sm, **others)
-    return deepest(config) if config.why_illegal() is None else None
+    if config.why_illegal() is not None:
+        return None
+    while config.num_stages < MAX_STAGES:
+        deeper = replace(config, num_stages=config.num_stages + 1)
+        if deeper.why_illegal() is not None:
+            break
+        config = deeper
+    return config

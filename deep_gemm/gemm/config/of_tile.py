@@ -14,7 +14,7 @@ from .tall import BLOCK_K, RASTER_GROUP, GemmConfig
 
 C = TypeVar("C", bound=GemmConfig)
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
-"""Registers of a math thread for totals and partial sums, by the number of math warpgroups."""
+"""Registers of a math thread for sums, totals and partial sums, by the number of math warpgroups."""
 MAX_ACCUMULATORS_BESIDE_CONVERTING = {64: 192, 128: 128, 256: 192}
 """`MAX_ACCUMULATORS` if other threads convert B, by the rows of a tile."""
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
