@@ -54,7 +54,7 @@ GRANTS: tuple[Grant, ...] = (
     Grant("mixtures in BF16", 400),
     Grant("served for real: decode of one token, engines", 200),
     Grant("train = rollout, to the bit", 500, kernels=1),
-    Grant("experts across GPUs: results leave beside the first products", 500),
+    Grant("experts across GPUs: results leave beside the first products", 500, kernels=1),
 )
 _GRANTED = (
     (tuple(f"lines of {what} in the wheel" for what in ("Python", "CUDA", "C", "data")), 1, 0),
