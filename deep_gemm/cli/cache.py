@@ -64,8 +64,7 @@ def show(directory: Path, console: Console) -> None:
         kernel, _, key = entry.path.stem.rpartition("-")
         written = time.strftime("%m-%d %H:%M", time.localtime(entry.written))
         compiler = entry.compiler.split()[0] if entry.compiler else "[red]not sound[/]"
-        cells = (kernel, escape(entry.config), key[:8], compiler, f"{entry.size / 1024:.0f}", written)
-        table.add_row(*cells)
+        table.add_row(kernel, escape(entry.config), key[:8], compiler, f"{entry.size / 1024:.0f}", written)
     if found:
         console.print(table)
     aside = len([path for path in left_behind(directory) if path.suffix == ".bad"])
