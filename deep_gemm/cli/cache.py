@@ -133,12 +133,11 @@ def import_from(file: Path, directory: Path, console: Console) -> bool:
                 try:
                     data = _read_member(archive, member)
                     compilers.add(unpack_named(data, member.name).compiler)
+                    write_entry(directory / member.name, data)
+                    taken += 1
                 except Unsound as unsound:
                     _say(console, f"{member.name!r}: refused: {unsound}")
                     refused += 1
-                else:
-                    write_entry(directory / member.name, data)
-                    taken += 1
     except tarfile.TarError as error:
         raise ValueError(f"file: expected a tar from `cache export`, got {file}: {error}") from error
     made_by = f", made by NVRTC {', '.join(sorted(compilers))}," if compilers else ""
