@@ -270,8 +270,7 @@ def verify_cache(
     from .cli import cache, make_console
     from .core.jit import directories
 
-    console = make_console()
-    is_sound = [cache.verify(directory, console, remove=remove) for directory in directories()]
+    is_sound = [cache.verify(directory, make_console(), remove=remove) for directory in directories()]
     raise typer.Exit(0 if all(is_sound) else WRONG)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK
 from ..core.kernel import constants_of
-from ..core.params import Kind, Params
+from ..core.params import Params
 
 VECTOR_BYTES = 16
 """Bytes that a lane loads at once if rows are aligned to this number."""
@@ -45,15 +44,9 @@ def vector_of(dtype: torch.dtype, is_aligned: bool) -> int:
     return VECTOR_BYTES // dtype.itemsize if is_aligned else 1
 
 
-@cache
-def pointers(params: Params) -> tuple[str, ...]:
-    """List the names of a kernel's tensors, in the order of its parameters."""
-    return tuple(field.name for field in params.fields if field.kind is Kind.POINTER)
-
-
 def operands(params: Params, problem: Any) -> dict[str, Any]:
     """Return a problem's tensors (or None) by the names of the kernel's parameters."""
-    return {name: getattr(problem, name) for name in pointers(params)}
+    return {name: getattr(problem, name) for name in params.pointers}
 
 
 def pitch(x: Tensor | None, dim: int) -> int:

@@ -64,8 +64,7 @@ def show(directory: Path, console: Console) -> None:
         kernel, _, key = entry.path.stem.rpartition("-")
         written = time.strftime("%m-%d %H:%M", time.localtime(entry.written))
         compiler = entry.compiler.split()[0] if entry.compiler else "[red]not sound[/]"
-        cells = (kernel, escape(entry.config), key[:8], compiler, f"{entry.size / 1024:.0f}", written)
-        table.add_row(*cells)
+        table.add_row(kernel, escape(entry.config), key[:8], compiler, f"{entry.size / 1024:.0f}", written)
     if found:
         console.print(table)
     aside = len([path for path in left_behind(directory) if path.suffix == ".bad"])
@@ -134,12 +133,11 @@ def import_from(file: Path, directory: Path, console: Console) -> bool:
                 try:
                     data = _read_member(archive, member)
                     compilers.add(unpack_named(data, member.name).compiler)
+                    write_entry(directory / member.name, data)
+                    taken += 1
                 except Unsound as unsound:
                     _say(console, f"{member.name!r}: refused: {unsound}")
                     refused += 1
-                else:
-                    write_entry(directory / member.name, data)
-                    taken += 1
     except tarfile.TarError as error:
         raise ValueError(f"file: expected a tar from `cache export`, got {file}: {error}") from error
     made_by = f", made by NVRTC {', '.join(sorted(compilers))}," if compilers else ""

@@ -268,10 +268,9 @@ def ordinary_jobs() -> Iterator[Job]:
 
 
 def logits_jobs() -> Iterator[Job]:
-    """Yield the usual kernels of the indexer's logits."""
-    for kernel in (logits_kernel.IN_ROWS, logits_kernel.IN_PAGES):
-        for config in filter(is_usual, kernel.configs()):
-            yield job_of(kernel, config)
+    """List the usual kernels of the indexer's logits."""
+    kernels = logits_kernel.IN_ROWS, logits_kernel.IN_PAGES
+    return (job_of(kernel, config) for kernel in kernels for config in filter(is_usual, kernel.configs()))
 
 
 def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:

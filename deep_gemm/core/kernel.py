@@ -75,9 +75,8 @@ class Config:
         """Write `config.cuh`: every constant and macro that the source reads from its configuration."""
         lines = ["#pragma once", '#include "types.cuh"']
         for name, value in self.constants().items():
-            lines.append(
-                f"constexpr {'bool' if isinstance(value, bool) else 'uint32_t'} {name} = {str(value).lower()};"
-            )
+            kind = "bool" if isinstance(value, bool) else "uint32_t"
+            lines.append(f"constexpr {kind} {name} = {str(value).lower()};")
         for name, choice in self.choices().items():
             lines.append(f'#define {name} "{choice}"' if choice.endswith(".cuh") else f"#define {name} {choice}")
         return "\n".join([*lines, ""])

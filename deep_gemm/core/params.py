@@ -128,6 +128,7 @@ class Params:
         # Each launch packs all its parameters, so one call packs them, which saves host time.
         self._whole = struct.Struct(f"{whole}{self.size - at}x")
         self._members = [field.name for field in fields]
+        self.pointers = [field.name for field in fields if field.kind is Kind.POINTER]
         self._bytes_of = {field.name: field.num_bytes for field in fields if field.is_bytes}
         self._formats = {field.name: field.kind.format or Kind.POINTER.format for field in fields}
 

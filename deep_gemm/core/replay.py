@@ -31,8 +31,6 @@ ELEMENTS = {ElementType.UINT8: 0, ElementType.FLOAT32: 7, ElementType.BFLOAT16: 
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """Values of CUtensorMapSwizzle in cuda.h, by bytes."""
 _WORDS = {4: struct.Struct("<I"), 8: struct.Struct("<Q")}
-
-
 KNOWN = {Tensor, torch.nn.Parameter}
 """Tensor classes that records handle."""
 Key = Any
@@ -47,8 +45,6 @@ SOME_ADDRESS = 1 << 40
 """A made-up address for maps that are encoded before their real address is known."""
 MOST_RECORDS, MOST_ALIKE = 4096, 64
 _PUTTING = Lock()
-
-
 FUNCTIONS = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuCtxGetDevice"
 """The driver's functions that replay.c calls."""
 

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..casts.fp8 import cast_back_from_fp8
 from ..core.check.checks import Operand, wants_gradient
 from ..core.check.layout import either
 from ..core.check.recipes import PER_BLOCK
@@ -179,12 +178,11 @@ def _here_or(own: Function, layer: str, refusal: str | None, here: Function) -> 
     if refusal is None:
         try:
             out = here()
-        except DECLINED as e:
-            refusal = str(e)
-        else:
             for use in _uses:
                 use.taken[layer] += 1
             return out
+        except DECLINED as e:
+            refusal = str(e)
     reason = f"{layer}: {refusal}"
     is_new = False
     for use in _uses:
@@ -298,4 +296,6 @@ def dequantized(weight: Tensor, scales: Tensor, block: Sequence[int] = PER_BLOCK
     """Multiply FP8 values by their scales of blocks: FP32 `[..., n, k]`."""
     if is_fp4(weight):
         raise NotImplementedError("weight: expected torch.float8_e4m3fn for gradients, got FP4")
-    return cast_back_from_fp8(weight, as_fp32(scales), block[1])
+    (n, k), (rows, columns) = weight.shape[-2:], block
+    by_rows = as_fp32(scales).repeat_interleave(rows, dim=-2)[..., :n, :]
+    return weight.float() * by_rows.repeat_interleave(columns, dim=-1)[..., :k]

@@ -234,8 +234,6 @@ FORWARD = Function(
     lambda x, p, w1, w2, rows: (x, p, rows.row_of, rows.token_of, rows.ids, *tensors_of(w1, w2), *rows[:2]),
     free=[FREE_ROWS] * 5,
 )
-
-
 MOST_AT_ONCE = 1 << 24
 """Most elements of gate and up for a backward as one record, which holds the memory of all its steps together."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]

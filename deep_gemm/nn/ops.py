@@ -151,8 +151,6 @@ def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...
 
 
 gradients("nn_linear_rows", linear_backward, keep_linear)
-
-
 ROUTED = "Tensor[] rows, float? limit, str products"
 DIFFERENTIABLE = "x", "p", "w1", "w2"
 operators(

@@ -57,10 +57,8 @@ def _driver() -> Any:
 def _checked(call: str, result: tuple[Any, ...], failure: type[DriverError] = DriverError) -> Any:
     status, *values = result
     if int(status) != 0:
-        name, text = (
-            (said or b"?").decode()
-            for _, said in (_driver().cuGetErrorName(status), _driver().cuGetErrorString(status))
-        )
+        told = _driver().cuGetErrorName(status), _driver().cuGetErrorString(status)
+        name, text = ((said or b"?").decode() for _, said in told)
         if name in OF_EARLIER_KERNELS:
             raise EarlierError(
                 f"{call} met an error of a kernel that ran before, of this package or another's: {name}: {text}. "
@@ -91,9 +89,8 @@ def use_torchs_context() -> bool:
 @cache
 def _torchs_context(device: int) -> Any:
     cu = _driver()
-    return _checked(
-        "cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(_checked("cuDeviceGet", cu.cuDeviceGet(device)))
-    )
+    found = _checked("cuDeviceGet", cu.cuDeviceGet(device))
+    return _checked("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(found))
 
 
 class Kernel:
@@ -275,9 +272,8 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     cu = _driver()
     number = cu.cuuint64_t
     sizes, strides = [*map(number, tensor_map.sizes)], [*map(number, tensor_map.strides)]
-    element, swizzle, box, ones, interleave, promotion, fill = _fixed_arguments(
-        tensor_map.element, tensor_map.swizzle, tensor_map.box
-    )
+    fixed = _fixed_arguments(tensor_map.element, tensor_map.swizzle, tensor_map.box)
+    element, swizzle, box, ones, interleave, promotion, fill = fixed
     status, encoded = cu.cuTensorMapEncodeTiled(
         element, len(sizes), address, sizes, strides, box, ones, interleave, swizzle, promotion, fill
     )
