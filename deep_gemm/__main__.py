@@ -22,7 +22,7 @@ def examples(*lines: str, program: str = "deep_gemm") -> str:
 
 @contextmanager
 def refused(*errors: type[Exception]) -> Iterator[None]:
-    """Print such an error's text and end the command, because the request cannot be carried out."""
+    """If one of these errors is raised, print its text and end the command: the request cannot be carried out."""
     try:
         yield
     except errors as error:

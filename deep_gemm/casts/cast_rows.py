@@ -71,7 +71,7 @@ class CastConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short description for people, such as "silu 4 rows of ends bfloat16 by 8": 4 rows of a team, loads of 8."""
+        """Short description, such as "silu 4 rows of ends bfloat16 by 8": a team has 4 rows, a load has 8 elements."""
         what = "silu " * self.activates + f"{self.rows} rows"
         if self.to.format != FP8 or self.to.columns != SCALE_BLOCK:
             by = self.to.columns or f"{'all' if self.to.rows else 'a given scale'}, {self.lanes} lanes"

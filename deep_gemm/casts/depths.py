@@ -157,11 +157,11 @@ SILU = Function(
 
 
 class Silu(NamedTuple):
-    """FP32 s = silu(gate) * up, and the derivatives of s by gate and by up."""
+    """FP32 s = silu(gate) * up, and the derivatives of s with respect to gate and up."""
 
     s: Tensor
     of_gate: Tensor
-    """The derivative of s by gate."""
+    """The derivative of s with respect to gate."""
     of_up: Tensor
 
     @classmethod

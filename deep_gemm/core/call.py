@@ -62,7 +62,7 @@ class Function:
     has_gradient: Callable[..., bool] = lambda *operands: False
     """`has_gradient(*operands)` tells whether the operator must compute the call, so that autograd sees it."""
     free: Sequence[Free] = ()
-    """The sizes and strides of each tensor that may differ between calls of one record; a missing entry has none."""
+    """The sizes and strides of each tensor that may differ between calls of one record; without an entry, none may."""
     outputs: int = 0
     """Number of tensors that a call writes: the last ones. They share no memory with other tensors."""
     numbers: int | None = None
@@ -73,7 +73,7 @@ class Kept(Records):
     """Records of a function's calls with equal options, and the function that assembles their results."""
 
     def __init__(self, free: Sequence[Free], within: list[type], native: Any) -> None:
-        """`within`: types of the values in tuples of options. Without these, 128.0, a mistake, would pass as 128."""
+        """`within`: types of the values in tuples of options. Without types, 128.0, a mistake, would pass as 128."""
         super().__init__(free, native)
         self.within = within
         self.result: Callable[[Sequence[Tensor]], Any] = _nothing

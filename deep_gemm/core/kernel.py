@@ -56,7 +56,7 @@ class Config:
         return None
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """Yield (holds, rule) pairs for a configuration; a rule may rely on the ones before it."""
+        """Yield (holds, rule) pairs for a configuration; a rule may rely on earlier rules."""
         return iter(())
 
     def why_illegal(self) -> str | None:

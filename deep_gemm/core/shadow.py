@@ -501,7 +501,7 @@ class Shadow:
         return self.shape.numel()
 
     def span(self) -> Any:
-        """Return the bytes from the first element to the end of the last one. The tensor must not be empty."""
+        """Return the bytes from the first element to the end of the last element. The tensor must not be empty."""
         last: Any = 0
         for size, stride in zip(self.shape, self.strides, strict=True):
             last = (size - 1) * stride + last

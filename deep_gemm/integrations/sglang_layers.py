@@ -43,7 +43,7 @@ KNOWN = frozenset((_HEEDED + _FREE).split())
 other fields, also of newer releases, must have their default."""
 
 _taken: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""For each runner, the weights and the activation of its experts if they are taken, else None."""
+"""For each runner, the weights and the activation of its experts if the plugin takes the layer, else None."""
 
 
 def with_mode(own: Function, *args: Any, **options: Any) -> Any:

@@ -35,7 +35,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """Tell whether this GPU can run it. When vLLM makes a layer by rows, it calls this without a capability."""
+        """Tell whether this GPU can run the layer. When vLLM makes a layer by rows, it passes no capability."""
         return compute_capability in (None, 90), "is for Hopper GPUs"
 
     @classmethod
@@ -87,7 +87,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
 
 
 class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  # type: ignore[misc]
-    """A linear layer whose FP8 weight has a scale for each row, or one for all rows. Activations are cast by row."""
+    """A linear layer whose FP8 weight has a scale for each row, or one scale in all. Activations are cast by row."""
 
     is_supported = DeepGemmLinear.is_supported
     apply_scaled_mm = DeepGemmLinear.apply_block_scaled_mm

@@ -18,7 +18,7 @@ from ..gemm.api.dense import fp8_gemm_nt
 def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
     """Compute the gradient of the rows of x through a cast weight `[n, k]`, for any n.
 
-    The n columns of `grad` are the depth of this product, so zeros are added up to a depth that products accept.
+    The n columns of `grad` are the depth of this product, so zeros extend them to a depth that products accept.
     """
     values, scales = w
     more = -values.shape[0] % K_MULTIPLE

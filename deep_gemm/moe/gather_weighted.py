@@ -22,7 +22,7 @@ COLUMNS = 8
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, None)
 """Types of the rows' weights. None: rows are added up without weights."""
 MANY_UNITS = 4
-"""The ring is faster from this many units per CTA on; with fewer, some CTAs have twice the units of others."""
+"""The ring is faster if each CTA has at least this number of units; else some CTAs have twice the units of others."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Trained(torch.nn.Module):
 
 
 def multiply_scales(module: torch.nn.Module, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
-    """Convert weights of a state dict to the types of a module; FP8 values without scales would mean nothing."""
+    """Convert weights of a state dict to the types of a module; FP8 values without scales are refused."""
     *_, errors = more
     drop_scales_of_activations(module, state_dict, prefix)
     for name, held in module._parameters.items():
@@ -91,7 +91,7 @@ def aligned(x: Tensor) -> Tensor:
 
 
 def ending_of(values: Tensor, scales: Any) -> str:
-    """Return the ending that checkpoints give to the name of such scales."""
+    """Return the ending that checkpoints give to the name of these scales."""
     is_fp32 = values.dtype == torch.float8_e4m3fn and getattr(scales, "dtype", None) == torch.float32
     return ENDINGS[is_fp32 and scales.shape == (*values.shape[:-1], 1)]
 

@@ -65,8 +65,8 @@ def selected_logprobs(
 
     Backward holds logits of 4096 tokens and 4224 columns in memory; forward holds none unless the weight is FP8 with
     finer scales than 128x128. If `set_batch_invariant` is on, a result's bits depend only on its row, the weight and
-    its id, not on the number of ranks. `hidden` has a gradient, summed over the group; a weight that is a tensor has
-    one too: BF16 products, summed in FP32. With `accumulates_main_grad` the weight's gradient is added to
+    its id, not on the number of ranks. `hidden` has a gradient, summed over the group; so has a weight that is a
+    tensor, by BF16 products summed in FP32. With `accumulates_main_grad` the weight's gradient is added to
     `weight.main_grad`, as in `nn.Linear`.
 
     >>> hidden, head = torch.ones(2, 16), torch.zeros(8, 16)
@@ -210,7 +210,7 @@ def rows_of(hidden: Tensor, ids: Tensor, first: int, recipes: Any) -> tuple[Any,
 def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums: Tensor, chosen: Tensor) -> bool:
     """Let products add up blocks of columns, so that no logits are stored; False if no kernel does so for this head.
 
-    A head that must be copied is multiplied in parts: one copy takes the memory of the one before.
+    A head that must be copied is multiplied in parts: each copy takes the memory of the copy before.
     """
     if recipes is not None and (E4M3, *taken(*recipes)) not in SUMMED_OPERANDS:
         return False
@@ -228,7 +228,7 @@ def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums
 def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:
     """Compute the logits of `TOKENS` of m tokens and `most` columns at a time, all tokens of some columns in turn.
 
-    Give with each piece its part of the weight. The next piece takes the memory of this one's logits.
+    Yield each piece with its part of the weight. The next piece takes the memory of a piece's logits.
     """
     values = w if recipes is None else w[0]
     most_logits = min(m, TOKENS + BLOCK) * min(len(values), most + BLOCK)

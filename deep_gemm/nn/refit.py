@@ -19,7 +19,7 @@ from .frozen import Holder
 from .gradients import WEIGHT_TYPES
 
 EXTRA_STATE = "_extra_state"
-"""The ending of state dict names for results of `get_extra_state`: they are no tensors, and no cast changes them."""
+"""The ending of state dict names for results of `get_extra_state`: these are not tensors, and no cast changes them."""
 
 
 @torch.no_grad()
@@ -29,9 +29,9 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
     - `frozen`: `nn.FrozenLinear`, `nn.FrozenExperts`, `distributed.Experts`, or a model with such layers, as made by
       `to_fp8_inference`.
     - `master`: a module, or its state dict, with the same names: `weight`, `w1` and `w2` in BF16, FP16 or FP32, on any
-      device. They are cast to the form of the layer's weights: by blocks or by rows as by `to_fp8_inference` and by
+      device. Weights are cast to the form of the layer's: by blocks or by rows as by `to_fp8_inference` and by
       loading this state dict; or by finer blocks, to MXFP8, MXFP4 or BF16. Other parameters and buffers are copied.
-    - `strict`: refuse a name that only one side has. If False, `master` may hold a part of the names: others stay.
+    - `strict`: refuse a name that only one side has. If False, `master` may have only some names; other weights stay.
 
     All names, shapes and types are checked before the first byte changes. The writes are launches on the current
     stream: a graph replayed later on it reads only new weights. Another stream must wait before it replays.

@@ -57,7 +57,7 @@ def form_refusal(layer: Any) -> str | None:
 
 
 def _gate_is_silu(layer: Any) -> bool:
-    """Try the layer's gate on sample values: models may soften, shift or replace it, some in unknown ways."""
+    """Try the layer's gate on sample values, because models may soften, shift or replace the gate in unknown ways."""
     cut = limit_of(layer)
     limit, reach = (torch.inf, 24) if cut is None else (cut, max(24, 2 * cut))
     steps = torch.linspace(-reach, reach, 193, device="cpu", dtype=torch.float32)

@@ -8,7 +8,7 @@
 
 // ---- Elements
 //
-// A team of lanes casts kBlock columns of a row, which share a scale. A lane holds 16 adjacent bytes of them. If rows
+// A team of lanes casts kBlock columns of a row, which share a scale. A lane holds 16 adjacent bytes. If rows
 // are not aligned (kVector == 1), it holds four elements, kLanes columns apart. A word has two elements of 16 bits.
 
 constexpr uint32_t kLanes = kBlock / (kVector == 1 ? 4 : kVector);

@@ -82,7 +82,7 @@ def parts_of(blocks: int, parts: int) -> list[range]:
 def ids_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
     """Return the group of each of m stacked rows, or -1 for a row without a group. The host reads no GPU memory.
 
-    Group g has the rows from the aligned `ends[g - 1]` to `ends[g]`. Ends never decrease; an empty group's may repeat.
+    Group g has the rows from the aligned `ends[g - 1]` to `ends[g]`. Ends never decrease; of empty groups they repeat.
 
     >>> ids_of_groups(torch.tensor([1, 1, 6], dtype=torch.int32), 8, 4).tolist()
     [0, -1, -1, -1, 2, 2, -1, -1]

@@ -78,7 +78,7 @@ def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
 
 @cache
 def taken(of_a: Scales, of_b: Scales) -> tuple[Scales, Scales]:
-    """Return the scales that kernels read. A scale of all of k is repeated along k if the other operand's are finer."""
+    """Return the scales that kernels read. A scale of all of k is repeated along k beside finer scales."""
     if not of_a.columns and not of_b.columns:
         return WHOLE, WHOLE
     repeated = PER_ROW if of_b.rows else PER_BLOCK
