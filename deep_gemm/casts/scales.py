@@ -99,7 +99,7 @@ def transform_sf_into_required_layout(
 def pack_ue8m0_to_int(x: Tensor) -> Tensor:
     """Pack FP32 powers of two `[..., 4 j]` as UE8M0, int32 `[..., j]`. NaN and infinity become 255, UE8M0's NaN.
 
-    Numbers that are not powers of two are refused only on the CPU, because the host reads no value of a GPU.
+    Numbers that are not powers of two are refused only on the CPU, because the host reads no value on a GPU.
 
     >>> [hex(word) for word in pack_ue8m0_to_int(torch.tensor([1.0, 2.0, 0.5, 1.0])).tolist()]
     ['0x7f7e807f']

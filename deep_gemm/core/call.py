@@ -70,7 +70,7 @@ class Function:
 
 
 class Kept(Records):
-    """Records of a function's calls with equal options, and the function that assembles their results."""
+    """Records of a function's calls with equal options, and the function that assembles the calls' results."""
 
     def __init__(self, free: Sequence[Free], within: list[type], native: Any) -> None:
         """`within`: types of the values in tuples of options. Without types, 128.0, a mistake, would pass as 128."""

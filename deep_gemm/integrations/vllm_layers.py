@@ -61,7 +61,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
             self._view_by_heads(layer, name)
 
     def _view_by_heads(self, layer: Any, name_of_scales: str) -> None:
-        """View weight and scales as operands of `fp8_einsum`, which a model calls instead of such a layer."""
+        """View weight and scales as operands of `fp8_einsum`, which a model calls instead of this layer."""
         heads, rows, block = layer.bmm_batch_size, layer.weight[..., 0].numel(), self.weight_group_shape[0]
         if block != SCALE_BLOCK or rows % (heads * SCALE_BLOCK):
             expected = f"{heads} heads, each of a multiple of 128 rows, with a scale for 128x128"

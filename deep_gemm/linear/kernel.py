@@ -46,12 +46,12 @@ ROOMS = 2
 """Buffers for groups of A in shared memory: a group is cast while the previous group is multiplied."""
 GROUP_BLOCKS = 128
 MAX_BLOCKS_OF_TEAM = 4
-"""With more blocks at a time a CTA takes fewer steps, but starts to multiply later."""
+"""The most blocks of a team at a time. With more, a CTA takes fewer steps, but starts to multiply later."""
 CASTING_REGISTERS = 40
-"""A caster's registers for addresses, counters, keys and quotients. It needs more for the blocks that it holds."""
+"""A caster's registers for addresses, counters, keys and quotients. The blocks that it holds need more registers."""
 MIN_STAGES = 2
 MAX_ROWS = 16
-"""With more rows, sending casts to other CTAs takes longer than a second launch and a trip through memory."""
+"""The most rows. With more, sending casts to other CTAs takes longer than a second launch and a way through memory."""
 FEW_BLOCKS = 32
 """A CTA casts up to this many blocks alone: sending them to others costs more than casting them."""
 MAX_CLUSTER_N = 4

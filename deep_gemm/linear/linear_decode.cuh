@@ -14,7 +14,7 @@
 //                                after the last k-block:     accumulators --cluster--> sums -> transposed -> D
 //
 // A cluster is kClusterN adjacent tiles times kClusterK parts of k. CTAs with the same part of k need the same A: each casts every
-// kClusterN-th block of it for all of them. Shared memory holds two groups of A, so one is cast while the other is multiplied.
+// kClusterN-th block of A for all. Shared memory holds two groups of A: one group is cast while the other is multiplied.
 // While the first group is cast, the ring fills with B, which takes longer to arrive. decode/tile.cuh defines a CTA's share of the
 // work, the loop over k-blocks, and the stores to D. kWholeRows: each whole row of A and of B has one scale. Then a cluster reads
 // x twice: to find the largest magnitudes, and to cast it. Totals are scaled after the last k-block.

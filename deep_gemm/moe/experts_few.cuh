@@ -8,11 +8,11 @@
 //                          after the last k-block:            accumulators --> activated --> rows
 //
 // A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. An item is up to kMaxUnits units of
-// one expert, multiplied together. CTAs share out the items of all experts in use. A slot of few units loads as slowly as one of
-// many, so the time depends on the number of items of a CTA. Items of one expert do not overlap and leave no gap.
+// one expert, multiplied together. CTAs share out the items of all experts in use. A slot loads as slowly for few units
+// as for many, so the time depends on the number of items of a CTA. Items of one expert do not overlap and leave no gap.
 //
-// Weights are A of WGMMA, and tokens B. The first product multiplies all tokens; the second multiplies the rows of the expert and
-// some rows after them. Products with other experts' columns are not stored.
+// Weights are A of WGMMA, and tokens are B. The first product multiplies all tokens; the second multiplies the rows of the expert
+// and some rows after them. Products with tokens of other experts are not stored.
 //
 // Every CTA finds the rows itself, from all ids. So the second product loads weights while the first one ends, and waits for it
 // only before it loads B. The ids are complete by then: the first product lets the second start after its own wait, once a CTA has

@@ -101,7 +101,7 @@ MANY: Kernel[ManyConfig] = Kernel(
 
 
 def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False) -> None:
-    """Sum up each token's rows on their GPU. `row_of` is contiguous; so is each row of `weights`."""
+    """Sum up each token's rows on their GPU. `row_of` and each row of `weights` are contiguous."""
     if out.numel() == 0:
         return
     device, (tokens, n) = y.get_device(), out.shape

@@ -88,7 +88,7 @@ class Frozen(Holder):
         return ", ".join(f"{name}={str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for name, x in held)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
-        """Load weights: keep cast weights and their scales, and cast all other weights."""
+        """Load weights: keep cast weights and their scales, and cast other weights."""
         *_, errors = more
         multiply_scales(self, state_dict, prefix, metadata, *more)  # for weights held in BF16
         for name in self.WEIGHTS:

@@ -50,7 +50,7 @@ from .sharding import know_shardings
 RECIPES = {"block": SCALE_BLOCK, "row": 0}
 """Values of `recipe`, and the columns of an operand's row that share a scale (`gran_k`); 0: the whole row."""
 OF_ROWS: Recipe = (1, 0)
-"""The recipe of either operand of a product whose rows have one scale each."""
+"""The recipe of A, and of B, in a product whose operands have one scale for each row."""
 
 
 def known_recipe(recipe: str) -> str:

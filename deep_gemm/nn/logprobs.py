@@ -4,7 +4,7 @@
     each 128 columns of a row      --log(sum(exp))---->  one number for each block of 128 columns
     all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
 
-On a GPU the product adds up blocks itself, and stores no logit but the token's. FP8 heads with finer scales, the CPU
+On a GPU the product adds up blocks itself, and stores only the token's logit. FP8 heads with finer scales, the CPU
 and backward compute logits in pieces. Blocks are added in the order of the vocabulary, for any pieces and any number of
 ranks. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
 """
@@ -143,7 +143,7 @@ def forward(
         received = [torch.empty_like(sent) for _ in of_ranks]
         dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
         sums = torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1)
-        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
+        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has the logit, others a zero
     tokens = torch.full_like(tokens, -1)
     while sums.shape[1] > 1:
         blocks = F.pad(sums, (0, -sums.shape[1] % 4), value=-torch.inf)  # the kernel loads four at a time
@@ -248,7 +248,7 @@ def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:
                 fp8_gemm_nt((a[0][rows], a[1][rows]), head, logits, recipe_a=of_x, recipe_b=of_w)
             elif values.is_cuda:
                 bf16_gemm_nt(a[rows], head, logits)
-            else:  # torch's order of additions depends on the number of rows: FP64 hides it
+            else:  # torch's order of additions depends on the number of rows; FP64 hides the order
                 logits.copy_(a[rows].double() @ head.double().mT)
             yield rows, columns, head, logits
 

@@ -34,7 +34,7 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
     - `strict`: refuse a name that only one side has. If False, `master` may have only some names; other weights stay.
 
     All names, shapes and types are checked before the first byte changes. The writes are launches on the current
-    stream: a graph replayed later on it reads only new weights. Another stream must wait before it replays.
+    stream: a graph replayed later on this stream reads only new weights. Another stream must wait before it replays.
 
     >>> layer = FrozenLinear(per_block_cast_to_fp8(torch.zeros(8, 16)))
     >>> refit_(layer, {"weight": torch.ones(8, 16)})

@@ -1,6 +1,6 @@
-"""Experts of transformers models, which hold a layer's experts in two parameters, `gate_up_proj` and `down_proj`.
+"""Mixtures of transformers models, which hold a layer's experts in two parameters, `gate_up_proj` and `down_proj`.
 
-Attributes and `_apply_gate` of their class define the function. In training the modules stay, and the model's
+Attributes and `_apply_gate` of a mixture's class define the function. In training the modules stay, and the model's
 `experts_implementation` computes them in FP8 or BF16. For inference they become `FrozenStackedExperts`.
 """
 
