@@ -213,7 +213,7 @@ def recorded(
 
     No error is raised here. The call itself runs afterwards, and raises the error with the names of its tensors.
     """
-    if len({*map(id, tensors)}) < len(tensors):  # one tensor passed twice: another call may pass two
+    if len({*map(id, tensors)}) < len(tensors):  # one tensor passed twice: another call may pass two tensors
         times, met = Counter(map(id, tensors)), set[int]()
 
         def other(x: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def operators(
     has_gradients: bool = False,
     flops: Flops = None,
 ) -> None:
-    """Make an operator whose kernels get all arguments by name, with defaults filled in. A schema with `<>` makes two.
+    """Make an operator whose kernels get all arguments by name, with defaults filled in. With `<>` in it, make two.
 
     `f(Tensor x<, Tensor(d!) d>) -> Tensor` makes `f`, which returns D, and `f.into`, which writes a caller's D. Kernels
     of `f` get `d=None`. Kernels get an operand `x` and its scales `sfx` as a pair, or `x` alone if `sfx` is None, and
@@ -180,7 +180,7 @@ def _register_flops(name: str, flops: Flops) -> None:
         return flops(made, **given)
 
     flop_counter.register_flop_formula(packet, get_raw=True)(count)
-    for mode in modes_in_force():  # a counter copied torch's formulas before this one existed
+    for mode in modes_in_force():  # a counter copied torch's formulas before this formula existed
         counter = getattr(mode, "counter", None)
         if isinstance(counter, flop_counter.FlopCounterMode):
             counter.flop_registry[packet] = count

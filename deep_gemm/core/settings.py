@@ -281,7 +281,7 @@ def set_mk_alignment_for_contiguous_layout(new_value: int) -> None:
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:
-    """Return the alignment, in rows, to which callers pad group starts: 128 unless another was set."""
+    """Return the alignment, in rows, to which callers pad group starts: 128 unless another alignment was set."""
     return in_force.choices.mk_alignment
 
 

@@ -48,7 +48,7 @@ def output_type(dtype: torch.dtype) -> torch.dtype:
 def transposed(w: Operand) -> Operand:
     """Transpose a cast weight `[..., n, k]` to `[..., k, n]`; its scales become a view.
 
-    Products would copy the values too, but then they could not recognize the call by its tensors and replay it.
+    Products could transpose the values too, but then no record could be found by the call's tensors.
     """
     values, scales = w
     return values.mT.contiguous(), scales.mT

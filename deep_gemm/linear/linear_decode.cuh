@@ -317,7 +317,7 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_linear_decode(GRID_CONSTANT LinearParam
   }
   ptx::cluster_arrive_relaxed();  // tells the cluster that this CTA runs, and that others may write to it
 
-  // After this wait the data of the previous kernel can be read; B may be such data.
+  // Only after this wait may data of the previous kernel be read, and B may be its data.
   ptx::griddepcontrol_wait();
   const bool has_k_blocks = work.k_block < work.end_k_block;
   if (warp > kNumMathWarps) {

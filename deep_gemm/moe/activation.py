@@ -160,7 +160,7 @@ def activated_product_of_rows(
     limit: float | None = None,
     gates_apart: bool = False,
 ) -> None:
-    """Multiply rows by gate and up of their groups, activate, weight and cast them in one kernel, into `d`.
+    """Multiply rows by gate and up of their groups; activate, weight and cast the products, in one kernel, into `d`.
 
     `b` `[groups, 2 i, k]` alternates 8 rows of gate and 8 rows of up, but all scales of gate, one for each 128x128
     block, precede all scales of up. `d` holds values `[m, i]` and scales `[m, i / 64]`, m-major, as

@@ -29,8 +29,8 @@ WEIGHT_OF_ANY_SCALES = partial(weight, also=OF_ALL_K)
 class ExpertRows(NamedTuple):
     """The row of each route, with the rows stacked by expert without gaps.
 
-    A route is one expert of one token. The tensors have a row for each route, but routes without an expert have no
-    row, so the last rows may have no token.
+    A route is one expert of one token. The tensors have space for a row of each route, but a route without an expert
+    uses no row, so the last rows may have no token.
     """
 
     counts: Tensor

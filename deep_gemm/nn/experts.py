@@ -331,7 +331,7 @@ BACKWARD = [
     Function(_gradients, _gradients, lambda *operands: tuple(tensors_of(*operands)), outputs=outputs)
     for outputs in range(3)
 ]
-"""Backward with no, one and two weight gradients that are added to a `main_grad`."""
+"""Backward functions with no, one and two weight gradients that are added to a `main_grad`."""
 
 
 def weight_gradient(a: Any, b: Any, depths: Tensor, dtype: torch.dtype, main_grad: Tensor | None) -> Tensor | None:

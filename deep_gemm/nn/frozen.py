@@ -54,7 +54,7 @@ class Holder(torch.nn.Module):
         return here[name + "_values"], here[name + "_scales"]  # type: ignore[return-value]
 
     def _apply(self: M, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> M:
-        """Move cast weights and their scales, but keep their types: `half` and similar calls affect other tensors."""
+        """Move cast weights and their scales, but keep their types: `half` and similar calls convert others only."""
         fixed = {id(each) for each in (*self._buffers.values(), *map(self._parameters.get, self.WEIGHTS))}
 
         def moved(x: Tensor) -> Tensor:

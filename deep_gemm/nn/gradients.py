@@ -117,7 +117,7 @@ def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.d
 def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Keep torch.compile out of a function with effects that no graph can express.
 
-    `torch.compiler.disable` loads the compiler, which takes seconds. So it runs at the first call of the function.
+    `torch.compiler.disable` loads the compiler, which takes seconds. So this happens at the function's first call.
     """
     disabled: list[Callable[..., Tensor]] = []
 
@@ -146,7 +146,7 @@ class _Once(torch.autograd.Function):
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let callers use gradients, but not differentiate them, whatever they depend on.
+    """Let callers use gradients, but not differentiate them, whatever the gradients depend on.
 
     torch's `once_differentiable` looks at the incoming gradients, but not at weights that require a gradient.
     """

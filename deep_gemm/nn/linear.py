@@ -173,7 +173,7 @@ def with_columns(
     """Compute the layer for x `[..., k]`, and the cast of x along tokens for the weight's gradient."""
     bias = None if bias is None else bias.to(output_type(x.dtype))
     call = (x, for_forward(weight, gran_k), bias), (columns_too, gran_k, bias is None)
-    # With scales of rows torch computes a part, which no record can hold, so each launch has a separate record.
+    # With scales of rows torch computes a step, which no record can hold, so each launch has a separate record.
     d, columns = run(FORWARD, *call) if gran_k else _forward(*call[0], *call[1])
     return d.to(x.dtype), columns
 

@@ -228,7 +228,7 @@ def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums
 def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:
     """Compute the logits of `TOKENS` of m tokens and `most` columns at a time, all tokens of some columns in turn.
 
-    Yield each piece with its part of the weight. The next piece takes the memory of a piece's logits.
+    Yield each piece with its part of the weight. Each piece's logits overwrite those of the piece before.
     """
     values = w if recipes is None else w[0]
     most_logits = min(m, TOKENS + BLOCK) * min(len(values), most + BLOCK)
@@ -263,7 +263,7 @@ def laid_out(x: Tensor) -> Tensor:
 
 
 def cut(size: int, most: int) -> Iterator[slice]:
-    """Split a size into similar pieces of whole blocks, each over half of `most` and at most a block above it."""
+    """Split a size into similar pieces of whole blocks, each over half of `most`, at most a block above `most`."""
     blocks = ceil_div(size, BLOCK)
     number = ceil_div(blocks, max(most // BLOCK, 1))
     starts = [blocks * i // number * BLOCK for i in range(number)]

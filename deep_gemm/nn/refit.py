@@ -71,7 +71,7 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
 
 
 def weights_of(frozen: torch.nn.Module) -> dict[str, tuple[Any, Holder | None]]:
-    """Return the cast weights of layers, with their layers, by the names of a master; and all other state."""
+    """Return by a master's names the cast weights, each with its layer; and all other state."""
     if not isinstance(frozen, torch.nn.Module):
         raise TypeError(f"frozen: expected a torch.nn.Module, got {type(frozen).__name__}")
     held: dict[str, tuple[Any, Holder | None]] = {}

@@ -40,7 +40,7 @@ PER_ROW = Scales(1, SCALE_BLOCK)
 PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)
 """A scale for each 128x128 block: usual for B ("1D2D")."""
 PER_64 = Scales(1, 64)
-"""A scale for 64 columns of each row: a product with an activation makes such scales for the rows that it writes."""
+"""A scale for 64 columns of each row: a product with an activation makes these scales for the rows that it writes."""
 MX = Scales(1, 32)
 """A scale for 32 columns of each row: for FP4 (powers of two in UE8M0) and for MXFP8."""
 WHOLE, TENSOR = Scales(1, 0), Scales(0, 0)
