@@ -91,7 +91,7 @@ def doctor() -> None:
     """Show in ten lines what this machine can run, which software was found, and how to get more."""
     from .compat import installed
 
-    if installed.changed():  # then further modules may be missing, or another distribution's
+    if installed.changed():  # then further modules may be missing, or be another distribution's
         for sentence in installed.to_mend():
             typer.echo(f"deep_gemm: {sentence}")
         raise typer.Exit(WRONG)

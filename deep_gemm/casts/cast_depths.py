@@ -43,7 +43,7 @@ OF_SILU = (Source.SILU, Source.SILU_AT_ONCE, Source.SILU_ROWS)
 
 @dataclass(frozen=True)
 class DepthsCastConfig(Config):
-    """One configuration of `cast_depths`: a CTA casts a 128x128 tile of a group, or three with `SILU_AT_ONCE`."""
+    """One configuration of `cast_depths`: a CTA casts a 128x128 tile of a group, or three tiles with `SILU_AT_ONCE`."""
 
     dtype: torch.dtype
     source: Source

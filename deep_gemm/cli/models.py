@@ -55,7 +55,7 @@ class Weight(NamedTuple):
 
 
 FORMS = "published", "rows", "bf16"
-"""Forms of a model's weights: as in the checkpoint above, FP8 with a scale for each whole row, or BF16."""
+"""Forms of a model's weights: as in its checkpoint named above, FP8 with a scale for each whole row, or BF16."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Model:
             yield from self._gated("dense", blocks_shared("width of a dense layer", self.mlp_width, tp))
         if self.shared_width and (ep == 1 or self.shared_width % (tp * BLOCK) == 0):
             yield from self._gated("shared expert", blocks_shared("width of the shared expert", self.shared_width, tp))
-        if self.shared_width and ep > 1 and tp > 1:  # some engines then copy it to each rank
+        if self.shared_width and ep > 1 and tp > 1:  # some engines then copy the expert to each rank
             yield from self._gated("whole shared expert", self.shared_width)
         experts, is_fp4 = shared("experts", self.experts, ep), self.experts_are_fp4
         block = FP4_BLOCK if is_fp4 else BLOCK

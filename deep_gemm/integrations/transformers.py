@@ -218,7 +218,7 @@ def experts_refusal(layer: Any) -> str | None:
     return _refusals[layer]
 
 
-# Both layers. Their gradients use dequantized weights, as in transformers
+# Code of both layers. Gradients use dequantized weights, as in transformers
 
 
 def _differentiable(layer: Any, trained: tuple[object, ...], *given: Any) -> Any:

@@ -105,7 +105,7 @@ class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  #
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Compute x @ weight + bias. vLLM stores this weight as `[k, n]`, a view of `[n, k]`."""
         weight, scales, _, bound = self._get_layer_params(layer)
-        if bound is not None:  # FBGEMM's bound of activations
+        if bound is not None:  # FBGEMM bounds activations
             x = x.clamp(-bound, bound)
         out = linear(x, row_operand(weight.t(), scales), bias=bias)
         assert out is not None
@@ -187,7 +187,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
 
     @cached_property
     def _gating(self) -> dict[str, Any]:
-        """Arguments of `experts` for the activation: the weights' configuration, else the model's."""
+        """Arguments of `experts` for the activation, from the weights' configuration, or else the model's."""
         of, model = self.quant_config, self.moe_config
         told = {
             "limit": (of.gemm1_clamp_limit, model.swiglu_limit),

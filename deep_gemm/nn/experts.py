@@ -292,7 +292,7 @@ def _gradients(
     needs_w2: bool,
     *more: Any,
 ) -> Gradients:
-    """Compute gradients one after the other, so that memory holds few operands; p's gradient has parts for each row."""
+    """Compute gradients one after the other, so that memory holds few operands. p's gradient has parts to add up."""
     groups, types = GroupedRows(rows.counts, rows.ends, rows.token_of), more[3:5]
     is_fp8, scaled = products == FP8, PER_ROW if products == FP8 else None
     a = ds = of_x = of_p = of_w1 = of_w2 = None

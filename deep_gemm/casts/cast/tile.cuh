@@ -19,7 +19,7 @@ struct TileCastParams {
   const uint8_t* x;
   uint8_t *values, *columns;
   uint8_t *scales, *column_scales;
-  const float* column_amaxes;  // [k]: each tile raises a column's amax to at least this; or nullptr
+  const float* column_amaxes;  // [k]: the least amax that a tile uses for a column; or nullptr
   // Pitches in bytes: from row to row of x, of values and of columns (a row of columns is a column of x); of scales by
   // row or column, and by block of 128. They have 32 bits, so that an address needs one instruction.
   uint32_t x_pitch, values_pitch, columns_pitch;

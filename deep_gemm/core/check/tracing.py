@@ -40,7 +40,7 @@ def is_dispatched(x: object) -> bool:
 
 
 def dispatch_is_on() -> bool:
-    """Tell whether modes and tensor classes receive operators. A handler of an operator may have switched this off."""
+    """Tell whether modes and tensor classes receive operators. A handler of an operator may have turned them off."""
     return not is_excluded(DispatchKey.Python)
 
 

@@ -167,7 +167,7 @@ DEVICE void bulk_store(void* global, const void* source, uint32_t bytes) {
 
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until at most kPending of this thread's groups still read shared memory. Sources of others may change.
+// Waits until at most kPending of this thread's groups still read shared memory. Other groups' memory is free.
 template <int kPending>
 DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
