@@ -176,7 +176,7 @@ def check_counts(x: Tensor, masked_m: Tensor) -> None:
 
 
 def checked_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float) -> Target:
-    """Check a tensor to cast with one scale, given or its own. Return the target, for a tensor that is a single row."""
+    """Check a tensor to cast with one scale, given or its own. Return the target for the tensor as a single row."""
     check_castable(x)
     to = Target(1, 0, use_ue8m0, magnitude("min_amax", min_amax))
     if scale is not None:

@@ -92,7 +92,7 @@ def like(model: Callable[P, R], **instead: object) -> Callable[[Callable[[], Non
 
 
 def accepts_names(**synonyms: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function accept other names of arguments. `synonyms` maps each other name to the function's own."""
+    """Let a function accept other names of arguments. `synonyms` maps another name to the function's name."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = tuple(inspect.signature(function).parameters)

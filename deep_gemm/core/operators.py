@@ -89,7 +89,7 @@ def operators(
     has_gradients: bool = False,
     flops: Flops = None,
 ) -> None:
-    """Make an operator whose kernels get all arguments by name, with defaults filled in. With `<>` in it, make two.
+    """Make an operator whose kernels get all arguments by name, with defaults filled in. A schema with `<>` makes two.
 
     `f(Tensor x<, Tensor(d!) d>) -> Tensor` makes `f`, which returns D, and `f.into`, which writes a caller's D. Kernels
     of `f` get `d=None`. Kernels get an operand `x` and its scales `sfx` as a pair, or `x` alone if `sfx` is None, and

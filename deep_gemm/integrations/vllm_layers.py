@@ -87,7 +87,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
 
 
 class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  # type: ignore[misc]
-    """A linear layer whose FP8 weight has a scale for each row, or one scale in all. Activations are cast by row."""
+    """A linear layer whose FP8 weight has a scale for each row, or a single scale. Activations are cast by row."""
 
     is_supported = DeepGemmLinear.is_supported
     apply_scaled_mm = DeepGemmLinear.apply_block_scaled_mm

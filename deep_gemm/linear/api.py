@@ -39,7 +39,7 @@ def linear(
     - `w`: values `[n, k]` (torch.float8_e4m3fn) and scales `[ceil(n / 128), ceil(k / 128)]`, as returned by
       `per_block_cast_to_fp8`. k is a multiple of 16 and n of 8. Scales may be finer: one for each 64x64 or 32x32 block,
       or for 32 columns of a row, in FP32 or UE8M0 as for `fp8_gemm_nt`. FP32 scales may be coarser: `[n, 1]` for whole
-      rows, as in checkpoints in FP8_DYNAMIC, or one in all. The weight may be FP4 (MXFP4) as for
+      rows, as in checkpoints in FP8_DYNAMIC, or a single element. The weight may be FP4 (MXFP4) as for
       `fp8_fp4_gemm_nt`: values `[n, k / 2]`, two to a byte, and scales `[n, k / 32]`, k a multiple of 32.
     - `out`: BF16 `[..., n]`, its rows at equal distances. If it is given, the function returns None; if it is left out,
       the function makes it and returns it.

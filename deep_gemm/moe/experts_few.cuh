@@ -16,7 +16,7 @@
 //
 // Every CTA finds the rows itself, from all ids. So the second product loads weights while the first one ends, and waits for it
 // only before it loads B. The ids are complete by then: the first product lets the second start after its own wait, once a CTA has
-// nearly requested its last weights. If it started earlier, its loads would queue before the first's.
+// nearly requested its last weights. If the second started earlier, its loads would queue before the first's.
 #pragma once
 #include "cast/piece.cuh"
 #include "cast/silu.cuh"

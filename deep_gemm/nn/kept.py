@@ -37,7 +37,7 @@ _BLOCKS: list[bool] = []
 def keep_casts() -> Iterator[None]:
     """Cast each weight of `Linear` and `Experts` once inside the block, for forward and backward alike.
 
-    Use it if several batches run between two steps of an optimizer, or to save a third of the casts' time. It takes
+    Use it if several batches run between two steps of an optimizer, or to save a third of the casts' time. Casts take
     2 bytes of memory for each element of these weights. A weight that changes is cast again: torch counts changes, but
     not changes through `.data`. All casts are dropped when a torch optimizer steps, and when the block ends. A CUDA
     graph captured in a block casts weights in each replay, unless the whole block is inside the capture.

@@ -79,7 +79,7 @@ class Control(NamedTuple):
     stall: int
     """Cycles until the next instruction may issue."""
     yield_: int
-    """The bit as stored. 0 lets another warp issue next. (NVIDIA does not document the bit; compilers use it so.)"""
+    """The bit as stored. 0 lets another warp issue next. (NVIDIA does not document it; compilers use it this way.)"""
     write_barrier: int
     """The scoreboard (0 to 5; 7 for none) that is released when the result is written."""
     read_barrier: int

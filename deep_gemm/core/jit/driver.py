@@ -170,7 +170,7 @@ class Launcher:
     def __init__(
         self, kernel: Kernel, params_bytes: int, threads: int, cluster: int, *, is_dependent: bool = False, of: str = ""
     ) -> None:
-        """`is_dependent`: the kernel may start before the previous one of its stream ends, and waits itself.
+        """`is_dependent`: the kernel may start before its stream's previous kernel ends, and waits for that end.
 
         `of` is the configuration's name, for errors.
         """
