@@ -63,7 +63,7 @@ class DepthsCastConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/cast_depths.cuh, which asserts that both are equal."""
+        """Size of `SharedStorage` in casts/cast_depths.cuh, which asserts the same size."""
         tile = self.tile.shared_bytes
         if self.source == Source.SILU_AT_ONCE:  # gate, up and ds
             tile = 3 * SCALE_BLOCK * SCALE_BLOCK * self.dtype.itemsize

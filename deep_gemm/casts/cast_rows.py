@@ -88,7 +88,7 @@ class CastConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts that both are equal."""
+        """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts the same size."""
         of_warps = self.num_threads // 32 * 4 if self.groups not in ROWS or self.lanes > 32 else 0
         return of_warps + (0 if self.groups in ROWS else 3 * MAX_GROUPS * 4)
 

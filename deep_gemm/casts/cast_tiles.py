@@ -59,7 +59,7 @@ class TileCastConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/cast_tiles.cuh, which asserts that both are equal."""
+        """Size of `SharedStorage` in casts/cast_tiles.cuh, which asserts the same size."""
         lanes = lanes_of(self.vector)
         parts = SCALE_BLOCK // self.block
         has_columns = self.grain == Grain.CHANNELS or (self.column_bytes > 0 and not turns_blocks(self))

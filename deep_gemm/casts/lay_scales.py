@@ -34,7 +34,7 @@ class ScalesConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/lay_scales.cuh, which asserts that both are equal."""
+        """Size of `SharedStorage` in casts/lay_scales.cuh, which asserts the same size."""
         return self.blocks * (self.rows + 1) * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:

@@ -99,7 +99,7 @@ MOST_SAID = 4096
 
 
 class _Replay:
-    """Module of replay.c if it replays the records; None if Python does, and before the first record."""
+    """Module of replay.c if it replays the records; None before the first record, or if Python replays."""
 
     module: Any = None
 

@@ -20,7 +20,7 @@ DEFAULT_CACHE_LIMIT_MB = 2048
 MOST_DIGITS = 18
 """The most digits of a number in a variable. Python itself refuses to read more than 4,300 digits."""
 SWITCH = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off", ""), False)}
-"""The values of a switch variable. Upper and lower case are equal."""
+"""The values of a switch variable. Upper and lower case are equivalent."""
 TUNED_TABLE_IGNORED = "DG_TUNED_TABLE is ignored: tables of tuned tiles are no longer read, and the cost model chooses"
 MAX_CHOICES = 4096
 """The most choices that keep a number. If there are more, all but the current choice are forgotten."""
