@@ -95,7 +95,7 @@ class CodePlan:
     shared_bytes: int
     """Dynamic shared memory of a launch."""
     qgmma: int = 0
-    """Number of FP8 WGMMAs: those of one k-block, as the loop over k is neither unrolled nor peeled."""
+    """FP8 WGMMAs of one k-block. The code has no more, because the loop over k is neither unrolled nor peeled."""
     tma_loads: int = 0
     multicast_loads: int = 0
     """Loads among `tma_loads` that write to every CTA of a cluster."""

@@ -83,7 +83,7 @@ class From(IntEnum):
     RESULT = 1
     """A tensor that the replay makes for the caller."""
     SCRATCH = 2
-    """The one buffer in which launches leave values for later launches."""
+    """The one buffer that passes values from launches to later launches."""
 
 
 class Address(NamedTuple):

@@ -238,7 +238,7 @@ FORWARD = Function(
 
 
 MOST_AT_ONCE = 1 << 24
-"""The most elements of gate and up for which backward is one record. A record holds the memory of all steps at once."""
+"""The most elements of gate and up that allow backward as one record, which holds the memory of all steps at once."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Gradients of x, of the weights of routes, of w1 and of w2."""
 

@@ -228,7 +228,7 @@ def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums
 def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:
     """Compute the logits of `TOKENS` of m tokens and `most` columns at a time, all tokens of some columns in turn.
 
-    Yield each piece with its part of the weight. Each piece's logits overwrite those of the piece before.
+    Yield each piece with its part of the weight. A piece's logits overwrite the previous piece's logits.
     """
     values = w if recipes is None else w[0]
     most_logits = min(m, TOKENS + BLOCK) * min(len(values), most + BLOCK)

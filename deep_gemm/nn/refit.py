@@ -19,7 +19,7 @@ from .frozen import Holder
 from .gradients import WEIGHT_TYPES
 
 EXTRA_STATE = "_extra_state"
-"""The ending of state dict names for results of `get_extra_state`: these are not tensors, and no cast changes them."""
+"""The ending of state dict names for results of `get_extra_state`, which are not tensors and are never cast."""
 
 
 @torch.no_grad()

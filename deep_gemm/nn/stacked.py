@@ -69,7 +69,7 @@ def _gate_is_silu(layer: Any) -> bool:
 
 
 def limit_of(layer: Any) -> float | None:
-    """Return the limit to which a mixture clamps gate and up."""
+    """Return a mixture's limit for gate and up."""
     limit: float | None = getattr(layer, "limit", None)
     return limit
 

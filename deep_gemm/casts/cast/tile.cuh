@@ -38,7 +38,7 @@ constexpr uint32_t kNumWarps = kNumThreads / 32;
 constexpr uint32_t kParts = kBlock / kScaleBlock;  // parts of a tile's rows, or columns, with separate scales
 constexpr uint32_t kColumnScales = ceil_div(kBlock * kParts, kNumThreads);  // column scales that a thread computes
 constexpr uint32_t kWarpsOfPart = kNumWarps / kParts;
-// The number of blocks in which a lane has elements, and the number of a team's lanes that have elements of one block.
+// The number of blocks that hold a lane's elements, and the number of a team's lanes that have elements of one block.
 constexpr uint32_t kBlocksOfLane = kVector == 1 ? kParts : 1;
 constexpr uint32_t kLanesOfBlock = kVector == 1 ? kLanes : kScaleBlock / kVector;
 static_assert(kTeamRows == 8 || kTeamRows == 16, "a thread's bytes of a column are one or two chunks of 8");
