@@ -138,5 +138,5 @@ if not TYPE_CHECKING:  # `__getattr__` would tell a type checker that every name
     __all__ = [name for name, x in _names if name in _MODULES or (callable(x) and not name.startswith("_"))]
 
     def __getattr__(name: str) -> object:
-        """Import the operators. For a name of related libraries, raise an error that names the substitute."""
+        """Import `ops`. For another name, raise an error, which names a substitute for names of related libraries."""
         return _import_module(".ops", __name__) if name == "ops" else _refuse(__name__, name)

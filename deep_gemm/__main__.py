@@ -22,7 +22,7 @@ def examples(*lines: str, program: str = "deep_gemm") -> str:
 
 @contextmanager
 def refused(*errors: type[Exception]) -> Iterator[None]:
-    """Print such an error's text and end the command, because the request cannot be carried out."""
+    """If one of these errors is raised, print its text and end the command: the request cannot be carried out."""
     try:
         yield
     except errors as error:
@@ -91,7 +91,7 @@ def doctor() -> None:
     """Show in ten lines what this machine can run, which software was found, and how to get more."""
     from .compat import installed
 
-    if installed.changed():  # then further modules may be missing, or another distribution's
+    if installed.changed():  # then further modules may be missing, or be another distribution's
         for sentence in installed.to_mend():
             typer.echo(f"deep_gemm: {sentence}")
         raise typer.Exit(WRONG)

@@ -59,7 +59,7 @@ class Conversion(NamedTuple):
     left: dict[str, str]
     """For each other layer that has a matrix, the reason why it is not converted."""
     held: dict[str, int]
-    """Number of parameters in the matrices of each of these layers. A shared matrix counts only in the first layer."""
+    """Number of parameters in the matrices of each layer above. A shared matrix counts only in the first layer."""
     parameters: int
     """Number of parameters of the whole model."""
     note: str = ""
@@ -125,14 +125,14 @@ def to_bf16_training(model: Module, filter: Filter | None = None) -> Conversion:
     """Let a model's mixtures of transformers compute like `nn.Experts(products="bf16")`, forward and backward.
 
     Mixtures get another experts implementation; `set_experts_implementation` of the model undoes this. Weights do not
-    change, and linear layers stay torch's. A mixture is left if its activation is not `silu(gate) * up`. `filter` is as
+    change; linear layers stay torch's. Mixtures with activations other than `silu(gate) * up` stay too. `filter` is as
     in `to_fp8_training`. This call converts a mixture from FP8 to BF16, and `to_fp8_training` converts it back.
     """
     return _to_training(model, filter, BF16)
 
 
 def _to_training(model: Module, filter: Filter | None, products: str, **said: Any) -> Conversion:
-    """Convert mixtures, and for FP8 linear layers too, to these products. `said` has options of linear layers."""
+    """Convert mixtures to these products, for FP8 also linear layers. `said` has options of linear layers."""
 
     def takes(layer: Module) -> bool:
         is_linear = type(layer) is torch.nn.Linear and products == FP8
@@ -160,12 +160,12 @@ def _to_training(model: Module, filter: Filter | None, products: str, **said: An
 
 
 def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
-    """Cast a model's weights to FP8, a scale for each 128x128. Layers become `nn.FrozenLinear` or `nn.FrozenExperts`.
+    """Cast weights to FP8, with a scale for each 128x128 block. Layers become `nn.FrozenLinear` or `nn.FrozenExperts`.
 
     This converts `torch.nn.Linear`, `nn.Linear`, `nn.Experts`, and mixtures of transformers with `silu(gate) * up`, in
     BF16, FP16 or FP32, also on the device "meta". Values stay parameters, but have no gradient. The model then loads
     state dicts with cast weights (`weight` with `weight_scale_inv` or `weight_scale`) and with plain weights. Its own
-    state dict has cast weights. A weight that another module shares is left. `filter` is as in `to_fp8_training`. A
+    state dict has cast weights. A weight that another module shares stays. `filter` is as in `to_fp8_training`. A
     model of transformers gets a `quantization_config`, so `save_pretrained` writes a checkpoint in FP8. If the model
     was loaded with compressed-tensors, its FP8 weights do not change, and other weights are cast by row.
 
@@ -395,7 +395,7 @@ def _convert(
     shared = {id(layer.config) for layer in chosen.values() if is_stacked(layer)}
     for name, module in modules.items():
         if name not in chosen and is_stacked(module) and id(module.config) in shared:
-            module.config = copy(module.config)  # the converted layers change the shared one
+            module.config = copy(module.config)  # the converted layers change the shared config
     for module in chosen.values():
         convert(module)
     return done

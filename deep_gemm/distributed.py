@@ -14,4 +14,4 @@ from .across.mega_moe import (
 from .across.message import decode_bytes as decode_bytes, prefill_bytes as prefill_bytes
 from .across.owners import owned_experts as owned_experts
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # for `help`, but not for checkers
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # shown in `help`, not to type checkers

@@ -87,7 +87,7 @@ def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
 
 @torch.no_grad()
 def cast_tensor_of(x: Tensor, to: Target, given: Tensor | None) -> tuple[Tensor, ...]:
-    """Cast all of x on a GPU with one scale: a given scale, or x's own, from the largest magnitude of each team."""
+    """Cast all of x on a GPU with one scale: a given scale, or the scale of x's largest magnitude."""
     values = empty_values(x.shape, x)
     cast = RowCast(as_rows(x), as_rows(values), values, AMAX_OF_TENSOR)
     if given is not None:
@@ -104,7 +104,7 @@ def cast_tensor_of(x: Tensor, to: Target, given: Tensor | None) -> tuple[Tensor,
 
 @torch.no_grad()
 def cast_groups_of(x: Tensor, ks: Sequence[int], to: Target) -> Quantized:
-    """Cast groups of columns on a GPU. One tensor has the values of all groups, and another the scales."""
+    """Cast groups of columns on a GPU. Return one tensor of the values of all groups, and one of their scales."""
     m, is_transposed = x.shape[0], lies_transposed(x)
     x = with_rows(x.t()).t() if is_transposed else with_rows(x)
     values = empty_values((x.numel(),), x)

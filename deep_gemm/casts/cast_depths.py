@@ -43,7 +43,7 @@ OF_SILU = (Source.SILU, Source.SILU_AT_ONCE, Source.SILU_ROWS)
 
 @dataclass(frozen=True)
 class DepthsCastConfig(Config):
-    """One configuration of `cast_depths`: a CTA casts a 128x128 tile of a group, or three with `SILU_AT_ONCE`."""
+    """One configuration of `cast_depths`: a CTA casts a 128x128 tile of a group, or three tiles with `SILU_AT_ONCE`."""
 
     dtype: torch.dtype
     source: Source
@@ -63,7 +63,7 @@ class DepthsCastConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/cast_depths.cuh, which asserts that both are equal."""
+        """Size of `SharedStorage` in casts/cast_depths.cuh, which asserts the same size."""
         tile = self.tile.shared_bytes
         if self.source == Source.SILU_AT_ONCE:  # gate, up and ds
             tile = 3 * SCALE_BLOCK * SCALE_BLOCK * self.dtype.itemsize
@@ -92,7 +92,7 @@ class DepthsCastConfig(Config):
 
 @cache
 def depths_cast_config(dtype: torch.dtype, source: Source) -> DepthsCastConfig:
-    """Choose the configuration for rows of a type. A tile in FP32, or gate, up and ds, fill half of the registers."""
+    """Choose the configuration for rows of a type. An FP32 tile fills half of the registers, as gate, up and ds do."""
     is_large = dtype == torch.float32 or source in OF_SILU
     return DepthsCastConfig(dtype, source, 4 if source == Source.SILU_ROWS else 2 if is_large else 3)
 
@@ -168,7 +168,7 @@ def room_of(rows: int, groups: int) -> tuple[int, int]:
 
 
 def tiles_of(p: DepthsCast) -> tuple[int, int]:
-    """Count tiles of columns: tiles of x or of the gradient; and tiles of the activation, or of all three together."""
+    """Count tiles of columns: of x or the gradient; and of the activation, or of all results if a CTA makes all."""
     k = p.x.shape[1]
     if config_of(p).source in (Source.SILU_AT_ONCE, Source.SILU_ROWS):
         return 0, ceil_div(k // 2, SCALE_BLOCK)

@@ -1,5 +1,5 @@
-// Casts rows to FP8 values, with a scale for each row and 128, 64 or 32 columns, as products need activations. Or to
-// FP4 values, with a scale for each row and 32 or 128 columns. Or to BF16 values, without scales (kHasScales is false).
+// Casts rows to FP8 values, with a scale for each row and 128, 64 or 32 columns, as products need activations; to
+// FP4 values, with a scale for each row and 32 or 128 columns; or to BF16 values, without scales (kHasScales is false).
 //
 //   rows of x -> registers -> (silu(gate) * up) -> largest magnitude of a block    -> scale      -> scales
 //                                                  the same registers, divided by the scale  -> FP8 or FP4 values

@@ -71,7 +71,7 @@ class CastConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short description for people, such as "silu 4 rows of ends bfloat16 by 8": 4 rows of a team, loads of 8."""
+        """Short description, such as "silu 4 rows of ends bfloat16 by 8": a team has 4 rows, a load has 8 elements."""
         what = "silu " * self.activates + f"{self.rows} rows"
         if self.to.format != FP8 or self.to.columns != SCALE_BLOCK:
             by = self.to.columns or f"{'all' if self.to.rows else 'a given scale'}, {self.lanes} lanes"
@@ -88,7 +88,7 @@ class CastConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts that both are equal."""
+        """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts the same size."""
         of_warps = self.num_threads // 32 * 4 if self.groups not in ROWS or self.lanes > 32 else 0
         return of_warps + (0 if self.groups in ROWS else 3 * MAX_GROUPS * 4)
 

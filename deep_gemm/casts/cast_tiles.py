@@ -41,7 +41,7 @@ class TileCastConfig(Config):
     vector: int
     """Elements that a lane loads at once: 16 bytes, or one element if rows are not aligned to 16 bytes."""
     grain: Grain | None
-    """The part that shares a scale of values `[m, k]`; None if the cast writes no such values."""
+    """The part that shares a scale of values `[m, k]`; None if the cast does not write `values`."""
     column_bytes: int
     """Bytes of transposed values that a lane stores at once: 16, or 1 if not aligned. 0: no transposed values."""
     ctas_per_sm: int = 2
@@ -59,7 +59,7 @@ class TileCastConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/cast_tiles.cuh, which asserts that both are equal."""
+        """Size of `SharedStorage` in casts/cast_tiles.cuh, which asserts the same size."""
         lanes = lanes_of(self.vector)
         parts = SCALE_BLOCK // self.block
         has_columns = self.grain == Grain.CHANNELS or (self.column_bytes > 0 and not turns_blocks(self))

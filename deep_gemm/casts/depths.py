@@ -1,4 +1,4 @@
-"""Casts of columns within groups of rows, for gradients of experts' weights. The host reads no value of a GPU.
+"""Casts of columns within groups of rows, for gradients of experts' weights. The host reads no value on a GPU.
 
 Groups of rows follow each other without gaps; `ends` has each group's end. A group's depth in a product is its number
 of rows, rounded up to 16: zeros follow its rows. On a GPU, results have memory for the largest depths that the groups
@@ -157,11 +157,11 @@ SILU = Function(
 
 
 class Silu(NamedTuple):
-    """FP32 s = silu(gate) * up, and the derivatives of s by gate and by up."""
+    """FP32 s = silu(gate) * up, and the derivatives of s with respect to gate and up."""
 
     s: Tensor
     of_gate: Tensor
-    """The derivative of s by gate."""
+    """The derivative of s with respect to gate."""
     of_up: Tensor
 
     @classmethod

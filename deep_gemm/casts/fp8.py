@@ -130,7 +130,7 @@ OF_ONE: dict[str, Any] = {
     "wants_checks": lambda tensors: cuts_gradient(tensors, ()),
     "free": [FREE_ROWS],
 }
-"""Arguments of `Function` for a cast of one tensor: its gradient is refused, and its number of rows is free."""
+"""Arguments of `Function` for a cast of one tensor, whose gradient is refused and whose number of rows may vary."""
 
 
 def _of_many_rows(name: str, cast: Callable[..., Target]) -> Function:

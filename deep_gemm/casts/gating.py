@@ -16,7 +16,7 @@ DEFAULTS = {"swiglu": (1.0, 0.0), "situ": (4.0, 25.0)}
 class Gating(NamedTuple):
     """A gated activation: its name, and its parameters.
 
-    - `swiglu`: gate * sigmoid(alpha * gate) * (up + beta), gate at most `limit`, and up within +-`limit`.
+    - `swiglu`: gate * sigmoid(alpha * gate) * (up + beta), with gate clamped to at most `limit`, and up to +-`limit`.
     - `situ`: alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta).
     """
 

@@ -33,7 +33,7 @@ class ScalesConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in casts/lay_scales.cuh, which asserts that both are equal."""
+        """Size of `SharedStorage` in casts/lay_scales.cuh, which asserts the same size."""
         return self.blocks * (self.rows + 1) * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
@@ -53,7 +53,7 @@ def mn_major(sf: Tensor) -> Tensor:
 def laid_out(sf: Tensor, k_blocks: int | None = None) -> Tensor:
     """Copy scales with any strides to FP32 scales that TMA can load.
 
-    `k_blocks`: the scales of a row. It is needed if `sf` may be UE8M0, in words or in bytes that form whole words.
+    `k_blocks`: a row's number of scales. It is needed if `sf` may be UE8M0, in words or in bytes that form whole words.
     """
     return call.run(LAID, (sf,), (k_blocks,))  # type: ignore[no-any-return]
 

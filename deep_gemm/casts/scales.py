@@ -75,8 +75,8 @@ def transform_sf_into_required_layout(
 ) -> Tensor:
     """Check scales against a recipe and convert them to the layout that the kernels load.
 
-    `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` tells whether `sf` is of A or of B. Or it
-    is the pair (rows, columns) of this operand. None means (1, 128, 128). Scales of single rows get the m-major layout
+    `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` tells whether `sf` is of A or of B; or a
+    pair (rows, columns) for this operand. None means (1, 128, 128). Scales of single rows get the m-major layout
     of `get_mn_major_tma_aligned_tensor`. Scales of blocks do not change. FP32 scales are never rounded, so
     `disable_ue8m0_cast` changes nothing. Scales of 32 or 64 columns may be UE8M0 too: bytes (uint8, float8_e8m0fnu), or
     int32 words of four scales along k. UE8M0 scales of 32 columns of a row become words, as a view if their memory
@@ -99,7 +99,7 @@ def transform_sf_into_required_layout(
 def pack_ue8m0_to_int(x: Tensor) -> Tensor:
     """Pack FP32 powers of two `[..., 4 j]` as UE8M0, int32 `[..., j]`. NaN and infinity become 255, UE8M0's NaN.
 
-    Numbers that are not powers of two are refused only on the CPU, because the host reads no value of a GPU.
+    Numbers that are not powers of two are refused only on the CPU, because the host reads no value on a GPU.
 
     >>> [hex(word) for word in pack_ue8m0_to_int(torch.tensor([1.0, 2.0, 0.5, 1.0])).tolist()]
     ['0x7f7e807f']

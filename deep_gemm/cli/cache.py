@@ -1,7 +1,7 @@
 """`python -m deep_gemm cache`: list, check, clear, export and import the compiled kernels of the cache.
 
 An archive is a tar of kernels' files. An import checks each file as the cache does: its name must be a kernel's, and
-its digest must match. An import uses nothing else of an archive: no path, owner, mode or link.
+its digest must match. An import uses nothing else in an archive: no path, owner, mode or link.
 """
 
 from __future__ import annotations

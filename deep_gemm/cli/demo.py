@@ -40,7 +40,7 @@ from ..testing.bench import L2_FLUSH_BYTES
 from . import make_console, with_progress
 
 MAX_ERROR_EXPERTS = 1e-2
-"""If sums of the first product are rounded to BF16 differently, some activations become other FP8 numbers."""
+"""If a sum of the first product is rounded to BF16 differently, its activation may become another FP8 number."""
 MAX_ERROR = {torch.bfloat16: 4e-3, torch.float32: 1e-3}
 DTYPE_NAME = {torch.bfloat16: "BF16", torch.float32: "FP32"}
 ROWS, N, K = 256, 512, 1024
@@ -69,7 +69,7 @@ class Example:
     sizes: tuple[int, int, int]
     """(m, n, k)."""
     call: Callable[[], Any]
-    """Computes the product or layer, and returns the part of D that it defines."""
+    """Computes the product or layer, and returns the part of D that the product defines."""
     from_quantized: Tensor
     from_original: Tensor
     max_error: float | None = None

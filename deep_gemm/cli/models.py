@@ -35,7 +35,7 @@ INDEX_DEPTH = 128
 
 
 class Weight(NamedTuple):
-    """One rank's part of a weight: `[n, k]`, or `[num_groups, n, k]`."""
+    """One rank's share of a weight: `[n, k]`, or `[num_groups, n, k]`."""
 
     name: str
     n: int
@@ -55,7 +55,7 @@ class Weight(NamedTuple):
 
 
 FORMS = "published", "rows", "bf16"
-"""Forms of a model's weights: as in the checkpoint above, FP8 with a scale for each whole row, or BF16."""
+"""Forms of a model's weights: as in its checkpoint named above, FP8 with a scale for each whole row, or BF16."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Model:
     """Number of streams of hyper-connections."""
 
     def weights(self, tp: int = 1, ep: int = 1, form: str = FORMS[0]) -> Iterator[Weight]:
-        """Yield one rank's part of every weight that this package's products multiply.
+        """Yield one rank's share of every weight that this package's products multiply.
 
         With form "bf16", only experts: engines multiply other weights themselves. With "rows", heads keep their blocks.
         """
@@ -163,7 +163,7 @@ class Model:
             yield from self._gated("dense", blocks_shared("width of a dense layer", self.mlp_width, tp))
         if self.shared_width and (ep == 1 or self.shared_width % (tp * BLOCK) == 0):
             yield from self._gated("shared expert", blocks_shared("width of the shared expert", self.shared_width, tp))
-        if self.shared_width and ep > 1 and tp > 1:  # some engines then copy it to each rank
+        if self.shared_width and ep > 1 and tp > 1:  # some engines then copy the expert to each rank
             yield from self._gated("whole shared expert", self.shared_width)
         experts, is_fp4 = shared("experts", self.experts, ep), self.experts_are_fp4
         block = FP4_BLOCK if is_fp4 else BLOCK
@@ -212,14 +212,14 @@ def model_named(name: str) -> Model:
 
 
 def shared(what: str, number: int, ranks: int) -> int:
-    """Return one rank's part of a number."""
+    """Return one rank's share of a number."""
     if number % ranks:
         raise ValueError(f"tp, ep: expected a divisor of {number} {what}, got {ranks}")
     return number // ranks
 
 
 def blocks_shared(what: str, width: int, ranks: int, block: int = BLOCK) -> int:
-    """Return one rank's part of a width. The part must be whole blocks of scales, unless it is the whole width."""
+    """Return one rank's share of a width. The share must be whole blocks of scales, unless it is the whole width."""
     if ranks > 1 and width % (ranks * block):
         raise ValueError(f"tp: expected ranks that share {width}, the {what}, in blocks of {block}, got {ranks}")
     return width // ranks

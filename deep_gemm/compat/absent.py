@@ -1,6 +1,6 @@
-"""Names of this family of libraries that the package lacks, and the substitute for each name.
+"""Names that related libraries have and the package lacks, and the substitute for each name.
 
-Programs use a fallback if a name is missing. So a name that cannot work must be missing: `hasattr` is False, and an
+Programs use a fallback if a name is missing. So unsupported names must be missing: `hasattr` is False, and an
 import fails. Only the error's text names the substitute.
 """
 

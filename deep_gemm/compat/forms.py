@@ -92,7 +92,7 @@ def like(model: Callable[P, R], **instead: object) -> Callable[[Callable[[], Non
 
 
 def accepts_names(**synonyms: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function accept other names of arguments. `synonyms` maps each to the function's own name."""
+    """Let a function accept other names of arguments. `synonyms` maps another name to the function's name."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = tuple(inspect.signature(function).parameters)
@@ -109,7 +109,7 @@ def accepts_names(**synonyms: str) -> Callable[[Callable[P, R]], Callable[P, R]]
 
 
 def _shown_as(call: Any, function: Callable[..., Request], returned: str, decorate: object = None) -> Any:
-    """Set the signature of `call` to its function's, with another result. `like` reads the attribute `decorate`."""
+    """Give `call` the signature of `function`, with result type `returned`. `like` reads the attribute `decorate`."""
     call.__signature__ = inspect.signature(function).replace(return_annotation=returned)
     call.__annotations__ = {**function.__annotations__, "return": returned}
     call.decorate = decorate

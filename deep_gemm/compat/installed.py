@@ -29,7 +29,7 @@ _LISTS = ("RECORD", "top_level.txt", "installed-files.txt")
 
 
 def without_torch(error: ModuleNotFoundError) -> NoReturn:
-    """Raise the error. If the missing module is torch, its text tells the user what to install."""
+    """Raise the error. If the missing module is torch, the text tells the user to install torch."""
     if error.name != "torch":
         raise error
     raise ModuleNotFoundError(WITHOUT_TORCH, name="torch") from None
@@ -54,7 +54,7 @@ def warn_of_others() -> None:
 
 
 def to_mend() -> list[str]:
-    """List errors of the package's files, and other distributions of its name, each with the commands that help."""
+    """List faults in the package's files, and other distributions with its module, each with the commands that help."""
     from importlib import metadata
 
     among, elsewhere = dict[str, None](), dict[str, None]()

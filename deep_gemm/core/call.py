@@ -62,7 +62,7 @@ class Function:
     has_gradient: Callable[..., bool] = lambda *operands: False
     """`has_gradient(*operands)` tells whether the operator must compute the call, so that autograd sees it."""
     free: Sequence[Free] = ()
-    """The sizes and strides of each tensor that may differ between calls of one record; a missing entry has none."""
+    """The sizes and strides of each tensor that may differ between calls of one record; without an entry, none may."""
     outputs: int = 0
     """Number of tensors that a call writes: the last ones. They share no memory with other tensors."""
     numbers: int | None = None
@@ -70,10 +70,10 @@ class Function:
 
 
 class Kept(Records):
-    """Records of a function's calls with equal options, and the function that assembles their results."""
+    """Records of a function's calls with equal options, and the function that assembles the calls' results."""
 
     def __init__(self, free: Sequence[Free], within: list[type], native: Any) -> None:
-        """`within`: types of the values in tuples of options. Without these, 128.0, a mistake, would pass as 128."""
+        """`within`: types of the values in tuples of options. Without types, 128.0, a mistake, would pass as 128."""
         super().__init__(free, native)
         self.within = within
         self.result: Callable[[Sequence[Tensor]], Any] = _nothing
@@ -99,7 +99,7 @@ MOST_SAID = 4096
 
 
 class _Replay:
-    """Module of replay.c if it replays the records; None if Python does, and before the first record."""
+    """Module of replay.c if it replays the records; None before the first record, or if Python replays."""
 
     module: Any = None
 
@@ -213,7 +213,7 @@ def recorded(
 
     No error is raised here. The call itself runs afterwards, and raises the error with the names of its tensors.
     """
-    if len({*map(id, tensors)}) < len(tensors):  # one tensor passed twice: another call may pass two
+    if len({*map(id, tensors)}) < len(tensors):  # one tensor passed twice: another call may pass two tensors
         times, met = Counter(map(id, tensors)), set[int]()
 
         def other(x: Tensor) -> Tensor:

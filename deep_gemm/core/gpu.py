@@ -54,6 +54,6 @@ def gpu_of(device: int) -> Gpu:
 
 
 def _properties(device: int) -> Any:
-    import torch  # here, because settings and the jit room must import without torch
+    import torch  # here, because settings and core/jit must import without torch
 
     return torch.cuda.get_device_properties(device)

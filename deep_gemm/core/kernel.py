@@ -56,7 +56,7 @@ class Config:
         return None
 
     def rules(self) -> Iterator[tuple[bool, str]]:
-        """Yield (holds, rule) pairs for a configuration; a rule may rely on the ones before it."""
+        """Yield (holds, rule) pairs for a configuration; a rule may rely on earlier rules."""
         return iter(())
 
     def why_illegal(self) -> str | None:
@@ -94,7 +94,7 @@ class CodePlan:
     shared_bytes: int
     """Dynamic shared memory of a launch."""
     qgmma: int = 0
-    """FP8 WGMMA instructions of one k-block, because the loop over k is neither unrolled nor peeled."""
+    """FP8 WGMMAs of one k-block. The code has no more, because the loop over k is neither unrolled nor peeled."""
     tma_loads: int = 0
     multicast_loads: int = 0
     """Loads among `tma_loads` that write to every CTA of a cluster."""

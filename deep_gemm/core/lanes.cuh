@@ -19,8 +19,8 @@ DEVICE uint32_t sum_up_to_lane(uint32_t value, uint32_t lane) {
 
 constexpr float kLeast = -3.402823466e38f;
 
-// log(sum(exp(factor * x))) by powers of 2, and then the logarithm of their sum. `largest` is the largest x, or kLeast if all
-// are -inf. The exponent that is subtracted is finite, so that -inf counts as nothing.
+// log(sum(exp(factor * x))): `of` gives a term as a power of 2, `log_of` the logarithm of the sum. `largest` is the
+// largest x, or kLeast if all are -inf. The exponent that is subtracted is finite, so that -inf counts as nothing.
 struct Powers {
   static constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f;
   float scale, most;

@@ -19,12 +19,12 @@ MAX_ROW_BYTES = 32768
 STORAGE_BYTES = 8
 """Size of `MeetingStorage`."""
 STATE_WORDS = 5
-"""Words of a rank's state: for each way an epoch and a count of CTAs, then the rank that did not arrive."""
+"""Words of a rank's state: an epoch and a count of CTAs for each `Way`, then the rank that did not arrive."""
 ERROR_WORD = STATE_WORDS - 1
 
 
 class Way(Enum):
-    """The two meetings of a call. A value is the index of a way's flags and words."""
+    """The two ways of rows in a call. A meeting ends each way. A value is the index of the way's flags and words."""
 
     THERE = 0
     """All rows have been sent to their experts."""

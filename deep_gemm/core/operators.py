@@ -180,7 +180,7 @@ def _register_flops(name: str, flops: Flops) -> None:
         return flops(made, **given)
 
     flop_counter.register_flop_formula(packet, get_raw=True)(count)
-    for mode in modes_in_force():  # a counter copied torch's formulas before this one existed
+    for mode in modes_in_force():  # a counter copied torch's formulas before this formula existed
         counter = getattr(mode, "counter", None)
         if isinstance(counter, flop_counter.FlopCounterMode):
             counter.flop_registry[packet] = count

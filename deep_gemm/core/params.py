@@ -147,7 +147,7 @@ class Params:
         return self._offsets[name]
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
-        """Return the struct's bytes. The value of a number is a number; of a map, bytes; of an array, bytes or a tuple.
+        """Return the struct's bytes. A map's value is bytes, an array's is bytes or a tuple, any other is a number.
 
         The value of an array may be shorter than the array.
         """

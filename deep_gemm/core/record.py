@@ -83,7 +83,7 @@ class From(IntEnum):
     RESULT = 1
     """A tensor that the replay makes for the caller."""
     SCRATCH = 2
-    """The one buffer that launches use for values between them."""
+    """The one buffer that passes values from launches to later launches."""
 
 
 class Address(NamedTuple):

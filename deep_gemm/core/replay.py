@@ -144,7 +144,7 @@ def bits_of(free: tuple[Free, ...]) -> bytes:
 
 
 def put(kept: dict[Key, Any], key: Key, value: Any, most: int) -> None:
-    """Store a value, and drop the oldest one if `kept` has `most`. Several threads may call this at once."""
+    """Store a value, and drop the oldest value if `kept` has `most`. Several threads may call this at once."""
     with _PUTTING:
         if key not in kept and len(kept) >= most:
             del kept[next(iter(kept))]
@@ -186,7 +186,7 @@ def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = 
         values[place] = tensors[of].stride(dimension)
     for place, which, _ in read[Op.STATED]:
         values[place] = stated[which]
-    for numbers, below, i, j, holds in record.program:  # the first ones test rows: most records fail there
+    for numbers, below, i, j, holds in record.program:  # the first conditions test rows: most records fail there
         for place, compute, a, b in numbers:
             values[place] = compute(values[a], values[b])
         if ((values[i] < values[j]) if below else (values[i] == values[j])) != holds:
@@ -195,7 +195,7 @@ def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = 
 
 
 def spans_of(exact: Key) -> list[int]:
-    """Return the bytes from each tensor's first element to the end of its last one."""
+    """Return the bytes from each tensor's first element to the end of its last element."""
     _, *tensors = exact
     return [
         (sum(map(mul, sizes, strides)) - sum(strides) + 1) * dtype.itemsize for dtype, _, _, sizes, strides in tensors

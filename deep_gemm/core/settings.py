@@ -20,10 +20,10 @@ DEFAULT_CACHE_LIMIT_MB = 2048
 MOST_DIGITS = 18
 """The most digits of a number in a variable. Python itself refuses to read more than 4,300 digits."""
 SWITCH = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off", ""), False)}
-"""The values of a switch variable. Upper and lower case are equal."""
+"""The values of a switch variable. Upper and lower case are equivalent."""
 TUNED_TABLE_IGNORED = "DG_TUNED_TABLE is ignored: tables of tuned tiles are no longer read, and the cost model chooses"
 MAX_CHOICES = 4096
-"""The most choices that keep a number. If there are more, all but the current one are forgotten."""
+"""The most choices that keep a number. If there are more, all but the current choice are forgotten."""
 
 
 class SettingError(ValueError):
@@ -281,7 +281,7 @@ def set_mk_alignment_for_contiguous_layout(new_value: int) -> None:
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:
-    """Return the alignment, in rows, to which callers pad group starts: 128 unless another was set."""
+    """Return the alignment, in rows, to which callers pad group starts: 128 unless another alignment was set."""
     return in_force.choices.mk_alignment
 
 
@@ -295,8 +295,8 @@ def get_theoretical_mk_alignment_for_contiguous_layout(
 ) -> int:
     """Return the alignment of group starts that suits a Hopper GPU: 128 for any expected rows and groups.
 
-    Products here accept groups that start at any row, so an alignment down to 1 may be set. (Callers of this family of
-    libraries size buffers by 128.)
+    Products here accept groups that start at any row, so an alignment down to 1 may be set. (Callers written for
+    related libraries size buffers by 128.)
     """
     if num_groups is not None:
         _integer_in_range("num_groups", num_groups, 0)
@@ -318,7 +318,7 @@ def _truth_value(enabled: bool, name: str = "enabled") -> bool:
 
 
 def _device_num_sms() -> int:
-    import torch  # here, because the jit room reads settings and must import without torch
+    import torch  # here, because core/jit reads settings and must import without torch
 
     if not torch.cuda.is_available():
         return H200.num_sms

@@ -84,7 +84,7 @@ class _Now(threading.local):
 _NOW = _Now()
 ROOM_ALIGNMENT = 256
 SOMEWHERE = 1 << 52
-"""Rooms have multiples of this as made-up addresses while a call is recorded: no room overlaps a tensor or a room."""
+"""Made-up addresses of rooms are multiples of this while a call is recorded: no room overlaps a tensor or a room."""
 
 
 def target() -> Target | None:
@@ -122,7 +122,7 @@ class Recording:
         self.index(1)  # the stride of the buffer between launches
 
     def number(self, op: Op, a: int, b: int, value: int) -> Number:
-        """Return the number of a step. If no step is equal, add one."""
+        """Return the number of a step. Add the step if the record has no equal step."""
         found = self._numbers.get((op, a, b))
         if found is None:
             found = self._numbers[op, a, b] = Number(self, len(self.steps), value)
@@ -495,7 +495,7 @@ class Shadow:
         return self.shape.numel()
 
     def span(self) -> Any:
-        """Return the bytes from the first element to the end of the last one. The tensor must not be empty."""
+        """Return the bytes from the first element to the end of the last element. The tensor must not be empty."""
         last: Any = 0
         for size, stride in zip(self.shape, self.strides, strict=True):
             last = (size - 1) * stride + last

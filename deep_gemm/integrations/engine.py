@@ -73,7 +73,7 @@ def why_not(engine: str, places: Places) -> str | None:
 
 
 def parts_there(engine: str, logger: logging.Logger, parts: Mapping[str, Places], layers: Any) -> list[list[Any]]:
-    """Return a list for each part of a plugin: with the part of `layers`, or empty if this release lacks its places."""
+    """Return a list for each part of a plugin: its object in `layers`, or nothing if the release lacks its places."""
     found: list[list[Any]] = []
     for name, places in parts.items():
         refusal = why_not(engine, places)

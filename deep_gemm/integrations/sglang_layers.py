@@ -43,7 +43,7 @@ KNOWN = frozenset((_HEEDED + _FREE).split())
 other fields, also of newer releases, must have their default."""
 
 _taken: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""For each runner, the weights and the activation of its experts if they are taken, else None."""
+"""For each runner, the weights and the activation of its experts if the plugin takes the layer, else None."""
 
 
 def with_mode(own: Function, *args: Any, **options: Any) -> Any:
@@ -161,7 +161,7 @@ def _refusal(runner: Any, dispatch_output: Any, quant_info: Any) -> str | None:
     if weights is None:
         return f"weights are {w13.dtype} with a scale for {quant_info.block_shape}"
     if _gating(runner.config) is None:
-        return f"the activation is another {runner.config.activation}"
+        return f"activation {runner.config.activation} is not supported with its parameters"
     x = dispatch_output.hidden_states
     return experts_refusal(x.dtype, x.shape[1], w13.shape[1] // 2, weights)
 

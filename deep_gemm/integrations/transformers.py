@@ -1,7 +1,7 @@
 """FP8 models of transformers (5.17 and newer) on `linear` and `experts`. A program calls only `use_deep_gemm()`.
 
 While it is in use, two parts of transformers' `finegrained_fp8` are replaced: the function `fp8_linear`, which every
-`FP8Linear` calls, and the entries of the experts interface that `FP8Experts` calls (its values may be FP4). If `linear`
+`FP8Linear` calls, and the entries of the experts interface that `FP8Experts` calls (also of FP4 weights). If `linear`
 or `experts` refuses a layer, transformers' own function computes the layer, and a warning tells why.
 """
 
@@ -217,7 +217,7 @@ def experts_refusal(layer: Any) -> str | None:
     return _refusals[layer]
 
 
-# Both layers. Their gradients use dequantized weights, as in transformers
+# Code of both layers. Gradients use dequantized weights, as in transformers
 
 
 def _differentiable(layer: Any, trained: tuple[object, ...], *given: Any) -> Any:

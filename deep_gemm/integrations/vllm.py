@@ -132,7 +132,7 @@ def _register(undo: ExitStack) -> None:
 
     replace(undo, fp8, "_get_priority_backends", in_order)
     if bf16_experts:
-        # vLLM uses TRITON's first kind for experts with LoRA without a check, so this kind has a backend of its own.
+        # vLLM uses TRITON's first kind for experts with LoRA without a check, so our kind has a backend of its own.
         plain: Any = import_module(f"{OF_MOE}.oracle.unquantized")
         order: Callable[[Any], list[Any]] = plain._get_priority_backends
         _offer_experts(undo, plain, {OURS: bf16_experts})

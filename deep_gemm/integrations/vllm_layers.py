@@ -35,7 +35,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """Tell whether this GPU can run it. When vLLM makes a layer by rows, it calls this without a capability."""
+        """Tell whether this GPU can run the layer. When vLLM makes a layer by rows, it passes no capability."""
         return compute_capability in (None, 90), "is for Hopper GPUs"
 
     @classmethod
@@ -61,7 +61,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
             self._view_by_heads(layer, name)
 
     def _view_by_heads(self, layer: Any, name_of_scales: str) -> None:
-        """View weight and scales as operands of `fp8_einsum`, which a model calls instead of such a layer."""
+        """View weight and scales as operands of `fp8_einsum`, which a model calls instead of this layer."""
         heads, rows, block = layer.bmm_batch_size, layer.weight[..., 0].numel(), self.weight_group_shape[0]
         if block != SCALE_BLOCK or rows % (heads * SCALE_BLOCK):
             expected = f"{heads} heads, each of a multiple of 128 rows, with a scale for 128x128"
@@ -86,7 +86,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
 
 
 class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  # type: ignore[misc]
-    """A linear layer whose FP8 weight has a scale for each row, or one for all rows. Activations are cast by row."""
+    """A linear layer whose FP8 weight has a scale for each row, or a single scale. Activations are cast by row."""
 
     is_supported = DeepGemmLinear.is_supported
     apply_scaled_mm = DeepGemmLinear.apply_block_scaled_mm
@@ -104,7 +104,7 @@ class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  #
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Compute x @ weight + bias. vLLM stores this weight as `[k, n]`, a view of `[n, k]`."""
         weight, scales, _, bound = self._get_layer_params(layer)
-        if bound is not None:  # FBGEMM's bound of activations
+        if bound is not None:  # FBGEMM bounds activations
             x = x.clamp(-bound, bound)
         return linear(x, row_operand(weight.t(), scales), bias=bias)  # type: ignore[return-value]
 
@@ -182,7 +182,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
 
     @cached_property
     def _gating(self) -> dict[str, Any]:
-        """Arguments of `experts` for the activation: the weights' configuration, else the model's."""
+        """Arguments of `experts` for the activation, from the weights' configuration, or else the model's."""
         of, model = self.quant_config, self.moe_config
         told = {
             "limit": (of.gemm1_clamp_limit, model.swiglu_limit),

@@ -37,7 +37,7 @@ def linear(
     - `w`: values `[n, k]` (torch.float8_e4m3fn) and scales `[ceil(n / 128), ceil(k / 128)]`, as returned by
       `per_block_cast_to_fp8`. k is a multiple of 16 and n of 8. Scales may be finer: one for each 64x64 or 32x32 block,
       or for 32 columns of a row, in FP32 or UE8M0 as for `fp8_gemm_nt`. FP32 scales may be coarser: `[n, 1]` for whole
-      rows, as in checkpoints in FP8_DYNAMIC, or one element for all. The weight may be FP4 (MXFP4) as for
+      rows, as in checkpoints in FP8_DYNAMIC, or a single element. The weight may be FP4 (MXFP4) as for
       `fp8_fp4_gemm_nt`: values `[n, k / 2]`, two to a byte, and scales `[n, k / 32]`, k a multiple of 32.
     - `out`: BF16 `[..., n]`, its rows at equal distances. If it is given, the function returns None; if it is left out,
       the function makes it and returns it.
@@ -46,8 +46,8 @@ def linear(
       columns of w that share a scale; for an FP4 weight it is 128.
     - `recipe_b`: rows and columns of w that share a scale. Pass it for int32 scales that fit several recipes.
 
-    If `out` is left out, x and bias have gradients, in their types: dx = dy @ w, with dy cast to FP8 like x. The weight
-    has no gradient. With FP4 or other scales nothing has a gradient, and a tensor that requires one is refused.
+    If `out` is left out, x and bias have gradients of their types: dx = dy @ w, with dy cast to FP8 like x. The weight
+    has no gradient. For FP4, or scales other than 1x128 of x and 128x128 of w, a required gradient is refused.
 
     >>> w = per_block_cast_to_fp8(torch.ones(8, 128))
     >>> linear(torch.ones(2, 3, 128), w, bias=torch.ones(8)).shape
@@ -81,10 +81,10 @@ def compute_linear(p: LinearProblem) -> None:
         sfw = ue8m0.scales("sfw", sfw, "n", w.shape[:1], w.shape[1], of_w, of_x)
     of_a, of_b = taken(of_x, of_w)
     if values == E2M1 and (sfw.dtype == torch.float32 or of_x.columns < SCALE_BLOCK):
-        # No kernel has such scales: each call makes other operands of them. Their bias is one row for all.
+        # No kernel reads these scales: `fp8_gemm_nt` converts them in each call. The bias is one row for all rows of D.
         fp8_gemm_nt(cast_checked(p.x, Target(*of_x, mn_major=True)), p.w, d, d if c is d else p.bias, recipe_a=of_x)
     elif not kernel.run(p.x, (w, sfw), d, c, (values, of_a, of_b)):
-        # No kernel may run between these two, because the product reads the weight during the cast. One exception is a
+        # No kernel may run between cast and product: the product reads the weight during the cast. One exception is a
         # launch that lays out scales of w for TMA: a kernel that loads these scales waits before it reads anything.
         a, sfa = cast_checked(p.x, Target(*of_x, mn_major=True))
         if not of_w.columns:

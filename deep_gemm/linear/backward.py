@@ -18,7 +18,7 @@ from ..gemm.api.dense import fp8_gemm_nt
 def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
     """Compute the gradient of the rows of x through a cast weight `[n, k]`, for any n.
 
-    The n columns of `grad` are the depth of this product, so zeros are added up to a depth that products accept.
+    The n columns of `grad` are the depth of this product, so zeros extend them to a depth that products accept.
     """
     values, scales = w
     more = -values.shape[0] % K_MULTIPLE
@@ -48,7 +48,7 @@ def output_type(dtype: torch.dtype) -> torch.dtype:
 def transposed(w: Operand) -> Operand:
     """Transpose a cast weight `[..., n, k]` to `[..., k, n]`; its scales become a view.
 
-    Products would copy the values too, but then they could not recognize the call by its tensors and replay it.
+    Products could transpose the values too, but then no record could be found by the call's tensors.
     """
     values, scales = w
     return values.mT.contiguous(), scales.mT

@@ -93,11 +93,11 @@ def weight(
     recipe_b: Recipe | None = None,
     also: tuple[Scales, ...] = (),
 ) -> tuple[Operand, ScaledOperands]:
-    """Check a weight `[n, k]`, or one for each group; return it, and the types and scales of both operands.
+    """Check a weight `[n, k]` or `[groups, n, k]`. Return the weight, and the types and scales of both operands.
 
-    FP8 scales are one of `SCALES_OF_WEIGHTS` or `also`; they are returned unchanged, but UE8M0 as words. FP4
+    Scales of FP8 are one of `SCALES_OF_WEIGHTS` or `also`. FP32 scales are returned unchanged, UE8M0 as words. FP4
     (gemm/packed.py) is returned as bytes, with scales as words unless they are FP32. `gran_k`: columns of rows that
-    share a scale; None: the weight's number, or 128 for an FP4 weight. `recipe_b`: rows and columns of the weight
+    share a scale; None: the weight's columns, or 128 for an FP4 weight. `recipe_b`: rows and columns of the weight
     that share a scale.
     """
     if packed.is_packed(given):

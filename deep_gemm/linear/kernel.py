@@ -37,32 +37,32 @@ from ..gemm.launch import let_serve_band
 from ..gemm.maps import operand_map
 
 CASTERS = 2 * WARPGROUP_THREADS
-"""Threads of a CTA that cast. Its other threads load and multiply.
+"""Number of threads of a CTA that cast. The CTA's other threads load and multiply.
 
 With half as many threads the cast of 16 rows would take longer than the loads of B.
 """
 LANES = 16
 """Casters that share a block (128 columns of a token): 8 columns each."""
 ROOMS = 2
-"""Buffers for groups of A in shared memory: one is multiplied while one is cast."""
+"""Buffers for groups of A in shared memory: a group is cast while the previous group is multiplied."""
 GROUP_BLOCKS = 128
 MAX_BLOCKS_OF_TEAM = 4
-"""With more blocks at a time a CTA takes fewer steps, but starts to multiply later."""
+"""The most blocks of a team at a time. With more, a CTA takes fewer steps, but starts to multiply later."""
 CASTING_REGISTERS = 40
-"""A caster's registers for addresses, counters, keys and quotients. It needs more for the blocks that it holds."""
+"""A caster's registers for addresses, counters, keys and quotients. The blocks that it holds need more registers."""
 MIN_STAGES = 2
 MAX_ROWS = 16
-"""With more rows, sending casts to other CTAs takes longer than a second launch and a trip through memory."""
+"""The most rows. With more, sending casts to other CTAs takes longer than a second launch and a way through memory."""
 FEW_BLOCKS = 32
 """A CTA casts up to this many blocks alone: sending them to others costs more than casting them."""
 MAX_CLUSTER_N = 4
 MOST_BLOCKS, MOST_ROWS = 128, 8
-"""A CTA casts at most this many blocks. Or it and its helpers cast at most this many rows together.
+"""The kernel runs if each CTA casts at most MOST_BLOCKS blocks, or if m is at most MOST_ROWS for each CTA of a cast.
 
-More would take longer than the loads of B.
+A larger cast would take longer than the loads of B.
 """
 MOST_SEARCHED = 16384
-"""Most elements of x that a CTA may search for the largest magnitudes of whole rows, before it casts.
+"""The most elements of x that a CTA may search for the largest magnitudes of whole rows, before it casts.
 
 A search in more elements takes longer than the loads of B.
 """
@@ -217,7 +217,7 @@ def serves(x: Tensor, d: Tensor) -> bool:
 
 @lru_cache(MAX_CHOICES)
 def config_of(m: int, n: int, k: int, output: Output, device: int, generation: int) -> Any:
-    """Return the configuration of the product alone: this kernel splits k alike, to add in the same order.
+    """Return the configuration of the product alone: this kernel splits k in the same way, to add in the same order.
 
     `generation` numbers the settings in force.
     """

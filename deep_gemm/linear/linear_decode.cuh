@@ -14,7 +14,7 @@
 //                                after the last k-block:     accumulators --cluster--> sums -> transposed -> D
 //
 // A cluster is kClusterN adjacent tiles times kClusterK parts of k. CTAs with the same part of k need the same A: each casts every
-// kClusterN-th block of it for all of them. Shared memory holds two groups of A, so one is cast while the other is multiplied.
+// kClusterN-th block of A for all. Shared memory holds two groups of A: one group is cast while the other is multiplied.
 // While the first group is cast, the ring fills with B, which takes longer to arrive. decode/tile.cuh defines a CTA's share of the
 // work, the loop over k-blocks, and the stores to D. kWholeRows: each whole row of A and of B has one scale. Then a cluster reads
 // x twice: to find the largest magnitudes, and to cast it. Totals are scaled after the last k-block.
@@ -79,7 +79,7 @@ static_assert(kClusterK > 1 || sizeof(SharedStorage::b) >= kBlockTokens * kBlock
 // Returns the rank in the cluster of the CTA at `place` along n, with this CTA's part of k.
 DEVICE uint32_t rank_at(const Work& work, uint32_t place) { return place * kClusterK + work.rank; }
 
-// Tells whether this CTA has a tile. A CTA without one only casts for the others of its cluster.
+// Tells whether this CTA has a tile. A CTA without a tile only casts for other CTAs of its cluster.
 DEVICE bool has_tile(const LinearParams& p, const Work& work) { return work.row_n < p.n; }
 
 // Loads this CTA's k-blocks of B into successive slots of the ring.
@@ -140,7 +140,7 @@ DEVICE void load_block(Piece& to, const LinearParams& p, bool is_there, uint32_t
 // A thread's part of its team's blocks, before the cast.
 struct Pieces {
   Piece held[kBlocksOfTeam];
-  float sfb;  // for the block whose scale this lane sends (lane kBlocksOfTeam * place + block)
+  float sfb;  // B's scale for the block whose scale this lane sends (lane kBlocksOfTeam * place + block)
 
   // Issues all loads before the first is used.
   DEVICE void load(const LinearParams& p, const Work& work, const Group& group, uint32_t lane) {
@@ -290,7 +290,7 @@ DEVICE void multiply_groups(const LinearParams& p, SharedStorage& shared, const 
       multiply_k_blocks<!kWholeRows>(
           shared.ring, b_address, [&](uint32_t i, uint32_t) { return a_address + i * kABytes; }, shared.scales[room],
           left < kGroupKBlocks ? left : kGroupKBlocks, at, total);
-    // Arrives only at CTAs that will wait for it: they are still running.
+    // Arrives only at CTAs that will wait for this arrival: other CTAs may have ended.
     if (left > kRooms * kGroupKBlocks && ptx::lane_index() < kClusterN)
       ptx::mbarrier_arrive_cluster(&shared.a_empty[room], rank_at(work, ptx::lane_index()));
   }
@@ -314,9 +314,9 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_linear_decode(GRID_CONSTANT LinearParam
     }
     init_barriers(shared, work);
   }
-  ptx::cluster_arrive_relaxed();  // tells: this CTA runs, its barriers are initialized, and others may write to it
+  ptx::cluster_arrive_relaxed();  // tells the cluster that this CTA runs, and that others may write to it
 
-  // After this wait the data of the previous kernel can be read; B may be such data.
+  // Only after this wait may data of the previous kernel be read, and B may be its data.
   ptx::griddepcontrol_wait();
   const bool has_k_blocks = work.k_block < work.end_k_block;
   if (warp > kNumMathWarps) {

@@ -45,15 +45,15 @@ def silu_mul_cast_to_fp8(
     """Compute silu(gate) * up of each row, or another activation, and cast it with one scale for each `gran_k` columns.
 
     - `x`: `[..., m, 2 i]`, BF16, FP16 or FP32: gate in the first i columns, up in the others.
-    - `row_weights`: FP32 `[..., m]`, factors of whole rows.
+    - `row_weights`: FP32 `[..., m]`, factors of rows.
     - `masked_m`: int32 `[groups]` where x is `[groups, max_m, 2 i]`: only the first `masked_m[g]` rows of group g are
       computed.
     - `ends`: int32 `[groups]` where x is `[m, 2 i]`: only rows of groups are computed. Group g owns the rows from
       `ends[g - 1]`, aligned to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`.
-    - `limit`: gate is cut to at most this, and up to between -this and this. A NaN stays NaN.
+    - `limit`: gate is clamped to at most `limit`, and up to between -`limit` and `limit`. A NaN stays NaN.
     - `use_ue8m0`, `min_amax`, `mn_major`, `gran_k`: as for `per_token_cast_to_fp8`, which casts the result.
     - `activation`: "swiglu", gate * sigmoid(alpha * gate) * (up + beta), by default alpha 1 and beta 0; or "situ",
-      alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta), by default alpha 4 and beta 25, no limit.
+      alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta), by default alpha 4 and beta 25; no `limit`.
 
     The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / gran_k)]` (torch.float32). A
     row outside the groups may hold anything, NaN too, and its result is undefined (on the CPU zeros, scale 1). Every
@@ -160,7 +160,7 @@ def activated_product_of_rows(
     limit: float | None = None,
     gates_apart: bool = False,
 ) -> None:
-    """Multiply rows by gate and up of their groups, activate, weight and cast them in one kernel, into `d`.
+    """Multiply rows by gate and up of their groups; activate, weight and cast the products, in one kernel, into `d`.
 
     `b` `[groups, 2 i, k]` alternates 8 rows of gate and 8 rows of up, but all scales of gate, one for each 128x128
     block, precede all scales of up. `d` holds values `[m, i]` and scales `[m, i / 64]`, m-major, as

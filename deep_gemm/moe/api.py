@@ -55,12 +55,12 @@ def experts(
       FP16.
     - `w1`: values `[experts, 2 intermediate, hidden]`, the gate's rows first, and scales
       `[experts, ceil(2 intermediate / 128), ceil(hidden / 128)]`; `w2`: values `[experts, hidden, intermediate]`, and
-      scales likewise. `per_block_cast_to_fp8` makes them. hidden and intermediate are multiples of 16. Scales may be
+      its scales. `per_block_cast_to_fp8` makes both pairs. hidden and intermediate are multiples of 16. Scales may be
       finer or coarser, as for `linear`: `[experts, n, 1]` for whole rows, `[experts]` for each expert's weight.
       Either weight may be FP4 (MXFP4) as for `m_grouped_fp8_fp4_gemm_nt_contiguous`: values `[experts, n, k / 2]`, two
       to a byte, and scales `[experts, n, k / 32]`, k a multiple of 32.
-    - Or both weights are BF16 tensors of these shapes, without scales, hidden and intermediate multiples of 8. Then
-      nothing is cast to FP8: tokens and activations are BF16 too. Either dimension may be contiguous.
+    - Or both weights are BF16 tensors of these shapes, without scales; then hidden and intermediate are multiples of
+      8, and tokens and activations are BF16 too, not cast to FP8. Rows or columns of a weight may be contiguous.
     - `out`: BF16 `[tokens, hidden]`. If it is given, the function returns None; if it is left out, the function
       makes it and returns it.
     - `limit`, `activation`, `alpha`, `beta`: as for `silu_mul_cast_to_fp8`.
@@ -151,15 +151,15 @@ MADE, MADE_BY_BF16 = replace(INTO, outputs=0), replace(INTO_BY_BF16, outputs=0)
 
 @torch.no_grad()
 def compute_experts(p: ExpertsProblem) -> None:
-    """Compute `experts`, part by part."""
+    """Compute `experts`, step by step."""
     if experts_few.serves(p):
         y, row_of = experts_few.run(p)
         sum_rows(y, row_of, p.topk_weights, p.out, is_dependent=True)
         return
     rows = expert_rows(p.topk_ids, p.num_experts)
     (_, of_x, _), (_, of_middle, _) = p.first, p.second
-    # Each later kernel runs behind a kernel of this call, which waits for all kernels before it. With few rows the time
-    # of a call depends on when a kernel begins, and on when it starts to load its weight.
+    # The kernel before each later kernel is of this call, and waits for all earlier kernels. With few rows the time of
+    # a call depends on when a kernel begins, and on when it starts to load its weight.
     is_dependent = rows.ids.shape[0] < MANY_ROWS
     a = gather_and_cast(p.x, rows, of_x, is_dependent=is_dependent)
     recipes = recipes_for(p.first)
@@ -211,7 +211,7 @@ def activations_of_rows(
     """Compute `activate_rows` of `product_of_rows`, bit for bit; a Hopper GPU does so for many rows in one kernel.
 
     The one kernel serves BF16, or scales of 1x128 beside 128x128 without `recipes`, and adds no bias. An epilogue that
-    activates keeps the tensor cores waiting, so `experts` in FP8 gains 1% on an H200 and 4% on an H100; in BF16 it
+    activates keeps the tensor cores waiting, so `experts` in FP8 gains only 1% on an H200, 4% on an H100; in BF16 it
     gains 2 to 7% on an H200. Few rows take two kernels: their cast takes 2 us, and the one kernel's wider tiles, fewer
     in number, would slow the products by more.
     """

@@ -28,12 +28,12 @@ WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 class ExpertRows(NamedTuple):
     """The row of each route, with the rows stacked by expert without gaps.
 
-    A route is one expert of one token. The tensors have a row for each route, but routes without an expert use none,
-    so the last rows may have no token.
+    A route is one expert of one token. The tensors have space for a row of each route, but a route without an expert
+    uses no row, so the last rows may have no token.
     """
 
     counts: Tensor
-    """int32 `[experts]`: how many rows each expert has."""
+    """int32 `[experts]`: the number of rows of each expert."""
     ends: Tensor
     """int32 `[experts]`: the row where each expert ends and the next expert begins."""
     row_of: Tensor
@@ -130,11 +130,11 @@ class ActivationProblem(NamedTuple):
     row_weights: Tensor | None
     """FP32 `[..., m]`: factors of whole rows."""
     masked_m: Tensor | None
-    """`[groups]`: number of rows that each group uses, for x of shape `[groups, max_m, 2 i]`."""
+    """`[groups]`: the number of rows that each group uses, for x of shape `[groups, max_m, 2 i]`."""
     ends: Tensor | None
     """`[groups]`: the row where each group ends, for x of shape `[m, 2 i]`."""
     alignment: int
-    """Group starts are multiples of this many rows if `ends` is given."""
+    """Group starts are multiples of this number of rows if `ends` is given."""
     gating: Gating
 
 
@@ -177,7 +177,7 @@ def activation_problem(
 def bf16_weight(
     name: str, given: Any, axes: tuple[str, ...], sizes: Sizes, gran_k: int | None, recipe_b: Recipe | None
 ) -> tuple[Rows, Operands]:
-    """Check a BF16 weight of experts as `weight` checks one with scales; its scales are returned as None."""
+    """Check a BF16 weight of experts as `weight` checks a weight with scales; return None as the scales."""
     if not isinstance(given, TENSORS):
         raise TypeError(f"{name}: expected a BF16 tensor, as w1 is a tensor, got {type(given).__name__}")
     for what, value in (("gran_k", gran_k), ("recipe_b", recipe_b)):

@@ -8,15 +8,15 @@
 //                          after the last k-block:            accumulators --> activated --> rows
 //
 // A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. An item is up to kMaxUnits units of
-// one expert, multiplied together. CTAs share out the items of all experts in use. A slot of few units loads as slowly as one of
-// many, so the time depends on the number of items of a CTA. Items of one expert do not overlap and leave no gap.
+// one expert, multiplied together. CTAs share out the items of all experts in use. A slot loads as slowly for few units
+// as for many, so the time depends on the number of items of a CTA. Items of one expert do not overlap and leave no gap.
 //
-// Weights are A of WGMMA, and tokens B. The first product multiplies all tokens; the second multiplies the rows of the expert and
-// some rows after them. Products with other experts' columns are not stored.
+// Weights are A of WGMMA, and tokens are B. The first product multiplies all tokens; the second multiplies the rows of the expert
+// and some rows after them. Products with tokens of other experts are not stored.
 //
 // Every CTA finds the rows itself, from all ids. So the second product loads weights while the first one ends, and waits for it
 // only before it loads B. The ids are complete by then: the first product lets the second start after its own wait, once a CTA has
-// nearly requested its last weights. Earlier, the second product's loads would queue before the first one's.
+// nearly requested its last weights. If the second started earlier, its loads would queue before the first's.
 #pragma once
 #include "cast/piece.cuh"
 #include "cast/silu.cuh"
@@ -122,7 +122,7 @@ DEVICE uint32_t find_rows(const ExpertsFewParams& p, SharedStorage& shared) {
   return all >> 16;
 }
 
-// The items of this CTA, and the division of its ring.
+// The items of this CTA, and the sizes and number of its ring's stages.
 struct Work {
   uint32_t item_units, items_of_expert;  // units of an item; the last item of an expert may have fewer
   uint32_t first, end;                   // range of items, counted over all experts in use
@@ -215,7 +215,7 @@ DEVICE uint32_t first_of(uint32_t columns) { return ptx::popc(~columns & (column
 
 // Casts B to E4M3 with several warps. A warp casts 128 columns of a row at a time, which become a column of B for WGMMA.
 struct Caster {
-  static constexpr uint32_t kAtOnce = 4;  // pieces that are cast together; all columns of a slot are loaded before
+  static constexpr uint32_t kAtOnce = 4;  // pieces that are cast together; first, all columns of a slot are loaded
   uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
   Divisor of_lane{};  // for one scale per row: the divisor of the column whose number is the lane's
 

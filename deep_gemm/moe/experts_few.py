@@ -30,7 +30,7 @@ from .routing import MAX_PITCH, on_hopper, with_contiguous_rows
 MOST_TOKENS = 8
 """Columns of WGMMA. With more tokens the six launches of the usual path are as fast (H200, 2026-11-29)."""
 MOST_BYTES = 750_000_000
-"""Most bytes of E4M3 weights, if each route names another expert. With more, six launches take less time."""
+"""The most bytes of E4M3 weights, if each route names another expert. With more, six launches take less time."""
 SCALES: dict[Operands, Scales] = {(E4M3, PER_ROW, PER_BLOCK): PER_BLOCK, (E4M3, WHOLE, WHOLE): WHOLE}
 """The scales of weights that the kernel supports, by the types and scales of the operands."""
 LINE_BYTES = 128
@@ -42,7 +42,7 @@ class FewConfig(Config):
     """One configuration. An SM runs two CTAs at a time, one of each product."""
 
     is_second: bool
-    """True: it multiplies activations; False: tokens."""
+    """True: the kernel multiplies activations; False: tokens."""
     scales: Scales | None = None
     """Scales of E4M3 weights. Weights in BF16 have none."""
     columns: ClassVar[int] = MOST_TOKENS

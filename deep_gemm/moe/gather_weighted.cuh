@@ -27,7 +27,7 @@ KERNEL(kNumThreads, kCtasPerSm) gather_weighted(GRID_CONSTANT GatherParams p) {
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i)
       if (rows[i] >= 0) loaded[i] = ptx::ld_global_v4_b32(row_at(p, rows[i], piece * kColumns));
-    // Loads the weights while the rows are on their way: loads after the rows would each add a wait.
+    // Loads the weights while the rows are on their way: loads issued after the rows would each add a wait.
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) weights[i] = first + i < p.topk ? weight_of(p, token, first + i) : 0.f;
 #pragma unroll

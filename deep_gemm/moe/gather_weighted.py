@@ -22,7 +22,7 @@ COLUMNS = 8
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, None)
 """Types of the rows' weights. None: rows are added up without weights."""
 MANY_UNITS = 4
-"""The ring is faster from this many units per CTA on; with fewer, some CTAs have twice the units of others."""
+"""The ring is faster if each CTA has at least this number of units; else some CTAs have twice the units of others."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ MANY = Kernel("gather_weighted_many", "GatherParams", lambda: [ManyConfig(dtype)
 
 
 def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False) -> None:
-    """Sum up each token's rows on their GPU. `row_of` is contiguous; so is each row of `weights`."""
+    """Sum up each token's rows on their GPU. `row_of` and each row of `weights` are contiguous."""
     if out.numel() == 0:
         return
     device, (tokens, n) = y.get_device(), out.shape

@@ -3,8 +3,8 @@
 //
 //   row of a route = its expert's first row + that expert's routes before this CTA's + its routes before this one in this CTA
 //
-// CTA i gives rows to kNumThreads routes. TOTALS counts an expert's routes, in all and before the CTA's. If routes are few, each
-// CTA counts them; if they are many, count_routes has made a table.
+// CTA i gives rows to kNumThreads routes. TOTALS counts an expert's routes: all, and those before this CTA's. If routes are
+// few, each CTA counts them; if they are many, count_routes has made a table.
 #pragma once
 #include "lanes.cuh"
 #include "ptx/warp.cuh"

@@ -24,7 +24,7 @@ ID_BYTES = (4, 8)
 PART = 1024
 """Routes in a part. One CTA gives rows to the routes of one part."""
 PARTS_ALONE = 8
-"""Up to this many parts each CTA counts all routes, in about 0.25 us a part; a launch of count_routes takes 2 us."""
+"""Up to this number of parts each CTA counts all routes, about 0.25 us a part; a launch of count_routes takes 2 us."""
 
 
 class Totals(Enum):

@@ -235,7 +235,7 @@ FORWARD = Function(
     free=[FREE_ROWS] * 5,
 )
 MOST_AT_ONCE = 1 << 24
-"""Most elements of gate and up for a backward as one record, which holds the memory of all its steps together."""
+"""The most elements of gate and up that allow backward as one record, which holds the memory of all steps at once."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Gradients of x, of the weights of routes, of w1 and of w2."""
 
@@ -289,7 +289,7 @@ def _gradients(
     needs_w2: bool,
     *more: Any,
 ) -> Gradients:
-    """Compute gradients one after the other, so that memory holds few operands; p's gradient has parts for each row."""
+    """Compute gradients one after the other, so that memory holds few operands. p's gradient has parts to add up."""
     groups, types = GroupedRows(rows.counts, rows.ends, rows.token_of), more[3:5]
     is_fp8, scaled = products == FP8, PER_ROW if products == FP8 else None
     a = ds = of_x = of_p = of_w1 = of_w2 = None
@@ -326,7 +326,7 @@ BACKWARD = [
     Function(_gradients, _gradients, lambda *operands: tuple(tensors_of(*operands)), outputs=outputs)
     for outputs in range(3)
 ]
-"""Backward with no, one and two weight gradients that are added to a `main_grad`."""
+"""Backward functions with no, one and two weight gradients that are added to a `main_grad`."""
 
 
 def weight_gradient(a: Any, b: Any, depths: Tensor, dtype: torch.dtype, main_grad: Tensor | None) -> Tensor | None:

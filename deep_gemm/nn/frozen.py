@@ -1,7 +1,7 @@
 """Layers for inference with FP8 or FP4 weights: modules around `linear` and `experts`.
 
-State dicts use the names of checkpoints: `weight`, and `weight_scale_inv` or, for whole rows, `weight_scale`. Values
-are multiplied by either scale. A weight that is not cast yet is cast when it is loaded. Values are parameters without
+State dicts use the names of checkpoints: `weight`, and `weight_scale_inv` or, for whole rows, `weight_scale`. Either
+scale multiplies the values. A weight that is not cast yet is cast when it is loaded. Values are parameters without
 a gradient, so `parameters()` counts them; scales are buffers.
 """
 
@@ -54,7 +54,7 @@ class Holder(torch.nn.Module):
         return here[name + "_values"], here[name + "_scales"]  # type: ignore[return-value]
 
     def _apply(self: M, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> M:
-        """Move cast weights and their scales, but keep their types: `half` and similar calls affect other tensors."""
+        """Move cast weights and their scales, but keep their types: `half` and similar calls convert others only."""
         fixed = {id(each) for each in (*self._buffers.values(), *map(self._parameters.get, self.WEIGHTS))}
 
         def moved(x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Frozen(Holder):
         return ", ".join(f"{name}={str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for name, x in held)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
-        """Load weights: keep cast weights and their scales, and cast all other weights."""
+        """Load weights: keep cast weights and their scales, and cast other weights."""
         *_, errors = more
         multiply_scales(self, state_dict, prefix, metadata, *more)  # for weights held in BF16
         for name in self.WEIGHTS:
@@ -161,8 +161,8 @@ class FrozenExperts(Frozen):
     """`experts` with weights that are FP8 or FP4 pairs, or BF16 tensors.
 
     `limit`, `gran_k`, `recipe_b` and biases are as for `experts`; biases become buffers in FP32. The result has the
-    type of x, or of autocast, rounded to BF16 at least. Gradients reach x and the weights of routes if they require
-    one, the weights are BF16 or have FP32 scales of 128x128, and there is no bias.
+    type of x, or of autocast, rounded to BF16 at least. x and the weights of routes have gradients if w1
+    and w2 are BF16 or have FP32 scales of 128x128, and there is no bias.
 
     >>> w1 = torch.full((2, 64, 16), 0x22, dtype=torch.int8), torch.full((2, 64, 1), 127, dtype=torch.uint8)
     >>> w2 = torch.full((2, 32, 16), 0x22, dtype=torch.int8), torch.full((2, 32, 1), 127, dtype=torch.uint8)

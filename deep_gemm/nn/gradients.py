@@ -40,7 +40,7 @@ class Trained(torch.nn.Module):
 
 
 def multiply_scales(module: torch.nn.Module, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
-    """Convert weights of a state dict to the types of a module; FP8 values without scales would mean nothing."""
+    """Convert weights of a state dict to the types of a module; FP8 values without scales are refused."""
     *_, errors = more
     drop_scales_of_activations(module, state_dict, prefix)
     for name, held in module._parameters.items():
@@ -91,7 +91,7 @@ def aligned(x: Tensor) -> Tensor:
 
 
 def ending_of(values: Tensor, scales: Any) -> str:
-    """Return the ending that checkpoints give to the name of such scales."""
+    """Return the ending that checkpoints give to the name of these scales."""
     is_fp32 = values.dtype == torch.float8_e4m3fn and getattr(scales, "dtype", None) == torch.float32
     return ENDINGS[is_fp32 and scales.shape == (*values.shape[:-1], 1)]
 
@@ -117,7 +117,7 @@ def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.d
 def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Keep torch.compile out of a function with effects that no graph can express.
 
-    `torch.compiler.disable` loads the compiler, which takes seconds. So it runs at the first call of the function.
+    `torch.compiler.disable` loads the compiler, which takes seconds. So this happens at the function's first call.
     """
     disabled: list[Callable[..., Tensor]] = []
 
@@ -146,7 +146,7 @@ class _Once(torch.autograd.Function):
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let callers use gradients, but not differentiate them, whatever they depend on.
+    """Let callers use gradients, but not differentiate them, whatever the gradients depend on.
 
     torch's `once_differentiable` looks at the incoming gradients, but not at weights that require a gradient.
     """

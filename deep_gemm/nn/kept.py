@@ -18,7 +18,7 @@ from ..linear.backward import cast_both_ways, cast_transposed, cast_turned_rows
 
 
 class Kept(NamedTuple):
-    """A weight's storage, held so that no new storage can reuse its address; its version at the cast; both casts."""
+    """A weight's storage, held so that no new storage can reuse its address; its version when cast; both casts."""
 
     storage: torch.UntypedStorage
     version: int
@@ -30,14 +30,14 @@ _LOCK = threading.Lock()
 _OF: dict[tuple[object, ...], Kept] = {}
 """Kept casts by weight. Backward runs in autograd's threads; if it recomputes, it uses aliases of parameters."""
 _BLOCKS: list[bool] = []
-"""One item for each open block of `keep_casts`: True if it was opened during the capture of a CUDA graph."""
+"""One item for each open block of `keep_casts`: True if the block was opened during the capture of a CUDA graph."""
 
 
 @contextmanager
 def keep_casts() -> Iterator[None]:
     """Cast each weight of `Linear` and `Experts` once inside the block, for forward and backward alike.
 
-    Use it if several batches run between two steps of an optimizer, or to save a third of the time of the casts for
+    Use it if several batches run between two steps of an optimizer, or to save a third of the casts' time. Casts take
     2 bytes of memory for each element of these weights. A weight that changes is cast again: torch counts changes, but
     not changes through `.data`. All casts are dropped when a torch optimizer steps, and when the block ends. A CUDA
     graph captured in a block casts weights in each replay, unless the whole block is inside the capture.

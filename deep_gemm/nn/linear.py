@@ -9,7 +9,7 @@
 
 x and dy are read once each for both casts. From forward to backward the layer keeps x^T in FP8, and the weight itself.
 
-The scheme above is the recipe "block". Recipe "row": each operand's row has one scale, transposes are copied and cast.
+The scheme above is the recipe "block". With recipe "row" each row has one scale; transposes are copied, then cast.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from .sharding import know_shardings
 RECIPES = {"block": SCALE_BLOCK, "row": 0}
 """Values of `recipe`, and the columns of an operand's row that share a scale (`gran_k`); 0: the whole row."""
 OF_ROWS: Recipe = (1, 0)
-"""The recipe of either operand of a product whose rows have one scale each."""
+"""The recipe of A, and of B, in a product whose operands have one scale for each row."""
 
 
 def known_recipe(recipe: str) -> str:
@@ -64,7 +64,7 @@ class Linear(Trained, torch.nn.Linear):
     """`torch.nn.Linear` with FP8 products, forward and backward.
 
     Arguments, `weight`, `bias`, their initial values and the state dict are as in `torch.nn.Linear`. Both numbers of
-    features are multiples of 16; tokens may be any number. The result has the type of the input, or of autocast;
+    features are multiples of 16; the number of tokens is free. The result has the type of the input, or of autocast;
     each gradient has the type of its input or parameter. With `accumulates_main_grad` the product for the weight's
     gradient adds to `weight.main_grad` (FP32), as Megatron expects, and `weight.grad` stays
     unchanged. `recipe="row"` gives each operand of the three products one scale for each row, instead of scales for
@@ -171,7 +171,7 @@ def with_columns(
     """Compute the layer for x `[..., k]`, and the cast of x along tokens for the weight's gradient."""
     bias = None if bias is None else bias.to(output_type(x.dtype))
     call = (x, for_forward(weight, gran_k), bias), (columns_too, gran_k, bias is None)
-    # With scales of rows torch computes a part, which no record can hold, so each launch has a separate record.
+    # With scales of rows torch computes a step, which no record can hold, so each launch has a separate record.
     d, columns = run(FORWARD, *call) if gran_k else _forward(*call[0], *call[1])
     return d.to(x.dtype), columns
 
@@ -254,7 +254,7 @@ def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor, gran_k: int)
 def casts(x: Tensor, gran_k: int, *, rows_too: bool, columns_too: bool) -> tuple[Quantized | None, Quantized | None]:
     """Cast `x` `[m, k]` along rows, and its transpose along tokens; return None for a cast that is not requested.
 
-    Tokens are the depth of the weight gradient's product, so rows of zeros are added up to a depth that it accepts.
+    Tokens are the depth of the weight gradient's product, so rows of zeros extend x to a depth that it accepts.
     """
     cast = partial(per_token_cast_to_fp8, gran_k=gran_k, mn_major=True)
     if not columns_too:

@@ -4,7 +4,7 @@
     each 128 columns of a row      --log(sum(exp))---->  one number for each block of 128 columns
     all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
 
-On a GPU the product adds up blocks itself, and stores no logit but the token's. FP8 heads with finer scales, the CPU
+On a GPU the product adds up blocks itself, and stores only the token's logit. FP8 heads with finer scales, the CPU
 and backward compute logits in pieces. Blocks are added in the order of the vocabulary, for any pieces and any number of
 ranks. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
 """
@@ -65,8 +65,8 @@ def selected_logprobs(
 
     Backward holds logits of 4096 tokens and 4224 columns in memory; forward holds none unless the weight is FP8 with
     finer scales than 128x128. If `set_batch_invariant` is on, a result's bits depend only on its row, the weight and
-    its id, not on the number of ranks. `hidden` has a gradient, summed over the group; a weight that is a tensor has
-    one too: BF16 products, summed in FP32. With `accumulates_main_grad` the weight's gradient is added to
+    its id, not on the number of ranks. `hidden` has a gradient, summed over the group; so has a weight that is a
+    tensor, by BF16 products summed in FP32. With `accumulates_main_grad` the weight's gradient is added to
     `weight.main_grad`, as in `nn.Linear`.
 
     >>> hidden, head = torch.ones(2, 16), torch.zeros(8, 16)
@@ -143,7 +143,7 @@ def forward(
         received = [torch.empty_like(sent) for _ in of_ranks]
         dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
         sums = torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1)
-        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
+        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has the logit, others a zero
     tokens = torch.full_like(tokens, -1)
     while sums.shape[1] > 1:
         blocks = F.pad(sums, (0, -sums.shape[1] % 4), value=-torch.inf)  # the kernel loads four at a time
@@ -210,7 +210,7 @@ def rows_of(hidden: Tensor, ids: Tensor, first: int, recipes: Any) -> tuple[Any,
 def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums: Tensor, chosen: Tensor) -> bool:
     """Let products add up blocks of columns, so that no logits are stored; False if no kernel does so for this head.
 
-    A head that must be copied is multiplied in parts: one copy takes the memory of the one before.
+    A head that must be copied is multiplied in parts: each copy takes the memory of the copy before.
     """
     if recipes is not None and (E4M3, *taken(*recipes)) not in SUMMED_OPERANDS:
         return False
@@ -228,7 +228,7 @@ def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums
 def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:
     """Compute the logits of `TOKENS` of m tokens and `most` columns at a time, all tokens of some columns in turn.
 
-    Give with each piece its part of the weight. The next piece takes the memory of this one's logits.
+    Yield each piece with its part of the weight. A piece's logits overwrite the previous piece's logits.
     """
     values = w if recipes is None else w[0]
     most_logits = min(m, TOKENS + BLOCK) * min(len(values), most + BLOCK)
@@ -248,7 +248,7 @@ def pieces(a: Any, m: int, w: Any, most: int, recipes: Any) -> Iterator[Any]:
                 fp8_gemm_nt((a[0][rows], a[1][rows]), head, logits, recipe_a=of_x, recipe_b=of_w)
             elif values.is_cuda:
                 bf16_gemm_nt(a[rows], head, logits)
-            else:  # torch's order of additions depends on the number of rows: FP64 hides it
+            else:  # torch's order of additions depends on the number of rows; FP64 hides the order
                 logits.copy_(a[rows].double() @ head.double().mT)
             yield rows, columns, head, logits
 
@@ -263,7 +263,7 @@ def laid_out(x: Tensor) -> Tensor:
 
 
 def cut(size: int, most: int) -> Iterator[slice]:
-    """Split a size into similar pieces of whole blocks, each over half of `most` and at most a block above it."""
+    """Split a size into similar pieces of whole blocks, each over half of `most`, at most a block above `most`."""
     blocks = ceil_div(size, BLOCK)
     number = ceil_div(blocks, max(most // BLOCK, 1))
     starts = [blocks * i // number * BLOCK for i in range(number)]

@@ -1,6 +1,6 @@
-"""Operators of layers for training. They return an empty tensor for each result that is not requested.
+"""Operators of layers for training. An operator returns an empty tensor for each result that is not requested.
 
-A module calls an operator, which has a formula for its gradients, if torch must see the call, else plain functions.
+If torch must see the call, a module calls an operator, which has a formula for gradients; else plain functions.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ operators(
     "-> (Tensor, Tensor, Tensor, Tensor)",
     experts_gradients,
     fake_experts_gradients,
-    # One product back through w2, and one each for x (two), w1 (two) and w2 (one); h holds gate and up.
+    # Work of products: 1 back through w2; 2 for x and 2 for w1, which have gate and up; 1 for w2. h: gate and up.
     flops=lambda _, grad, w2, h, needs, **__: (
         grad.shape[1] * h.numel() * ((w2 is not None) + 2 * needs[0] + 2 * needs[2] + needs[3])
     ),

@@ -19,7 +19,7 @@ from .frozen import Holder
 from .gradients import WEIGHT_TYPES
 
 EXTRA_STATE = "_extra_state"
-"""The ending of state dict names for results of `get_extra_state`: they are no tensors, and no cast changes them."""
+"""The ending of state dict names for results of `get_extra_state`, which are not tensors and are never cast."""
 
 
 @torch.no_grad()
@@ -29,12 +29,12 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
     - `frozen`: `nn.FrozenLinear`, `nn.FrozenExperts`, `distributed.Experts`, or a model with such layers, as made by
       `to_fp8_inference`.
     - `master`: a module, or its state dict, with the same names: `weight`, `w1` and `w2` in BF16, FP16 or FP32, on any
-      device. They are cast to the form of the layer's weights: by blocks or by rows as by `to_fp8_inference` and by
+      device. Weights are cast to the form of the layer's: by blocks or by rows as by `to_fp8_inference` and by
       loading this state dict; or by finer blocks, to MXFP8, MXFP4 or BF16. Other parameters and buffers are copied.
-    - `strict`: refuse a name that only one side has. If False, `master` may hold a part of the names: others stay.
+    - `strict`: refuse a name that only one side has. If False, `master` may have only some names; other weights stay.
 
     All names, shapes and types are checked before the first byte changes. The writes are launches on the current
-    stream: a graph replayed later on it reads only new weights. Another stream must wait before it replays.
+    stream: a graph replayed later on this stream reads only new weights. Another stream must wait before it replays.
 
     >>> layer = FrozenLinear(per_block_cast_to_fp8(torch.zeros(8, 16)))
     >>> refit_(layer, {"weight": torch.ones(8, 16)})
@@ -71,7 +71,7 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
 
 
 def weights_of(frozen: torch.nn.Module) -> dict[str, tuple[Any, Holder | None]]:
-    """Return the cast weights of layers, with their layers, by the names of a master; and all other state."""
+    """Return by a master's names the cast weights, each with its layer; and all other state."""
     if not isinstance(frozen, torch.nn.Module):
         raise TypeError(f"frozen: expected a torch.nn.Module, got {type(frozen).__name__}")
     held: dict[str, tuple[Any, Holder | None]] = {}

@@ -18,7 +18,7 @@ import torch
 
 
 def know_shardings() -> None:
-    """Tell DTensor the shardings once, if the program has loaded it: loading it takes torch half a second."""
+    """Tell DTensor the shardings once, if the program has loaded DTensor: torch needs half a second to load it."""
     if "torch.distributed.tensor" in sys.modules and not _known:
         _register()
         _known.append(True)

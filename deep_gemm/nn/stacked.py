@@ -1,6 +1,6 @@
-"""Experts of transformers models, which hold a layer's experts in two parameters, `gate_up_proj` and `down_proj`.
+"""Mixtures of transformers models, which hold a layer's experts in two parameters, `gate_up_proj` and `down_proj`.
 
-Attributes and `_apply_gate` of their class define the function. In training the modules stay, and the model's
+Attributes and `_apply_gate` of a mixture's class define the function. In training the modules stay, and the model's
 `experts_implementation` computes them in FP8 or BF16. For inference they become `FrozenStackedExperts`.
 """
 
@@ -53,7 +53,7 @@ def form_refusal(layer: Any) -> str | None:
 
 
 def _gate_is_silu(layer: Any) -> bool:
-    """Try the layer's gate on sample values: models may soften, shift or replace it, some in unknown ways."""
+    """Try the layer's gate on sample values, because models may soften, shift or replace the gate in unknown ways."""
     cut = limit_of(layer)
     limit, reach = (torch.inf, 24) if cut is None else (cut, max(24, 2 * cut))
     steps = torch.linspace(-reach, reach, 193, device="cpu", dtype=torch.float32)

@@ -1,7 +1,7 @@
 // The casts of columns_of_silu.cuh, if gate and up each have a multiple of 128 columns. A CTA loads 128 columns of
 // gate, of up and of ds once, and casts three tiles: two of the gradient, and one of the activation.
 //
-// A thread keeps its pieces in shared memory, since registers cannot hold them, and replaces them by numbers to cast.
+// A thread's pieces are in shared memory, since registers cannot hold them. The numbers to cast replace the pieces.
 #pragma once
 #include "cast/silu_gradient.cuh"
 

@@ -16,7 +16,7 @@ DEVICE CastPiece cast_by(const Divisor& divisor, const Piece& piece) {
   return {pack_values(quotients), divisor.scale};
 }
 
-// Casts several pieces, because the instructions of one wait for each other. All lanes of a warp call this together.
+// Casts several pieces at a time, as a piece's instructions wait for each other. All lanes of a warp call it together.
 template <uint32_t kCount, bool kIsOrdinary = true>
 DEVICE void cast_pieces(const Piece* pieces, uint32_t lane, CastPiece (&casts)[kCount]) {
   static_assert(kCount == 1 || kLanes == 32, "a team's lane for each piece");

@@ -1,5 +1,5 @@
-// Computes along rows, for products of BF16, the gradient of gate and up, and s = silu(gate) * up times the row's
-// weight. Both are BF16. It also sums s * ds for each row and tile; these sums are the weight's gradient.
+// For products of BF16, computes rows of two results in BF16: the gradient of gate and up, and s = silu(gate) * up
+// times the row's weight. It also sums s * ds for each row and tile; these sums are the weight's gradient.
 #pragma once
 #include "cast/silu_gradient.cuh"
 

@@ -1,5 +1,5 @@
-// s = silu(gate) * up, with gate and up clamped by a limit, and the derivatives of s by gate and by up. Each product is
-// rounded to FP32, in the order of this code.
+// s = silu(gate) * up, with gate and up clamped by a limit, and the derivatives of s with respect to gate and up.
+// Each product is rounded to FP32, in the order of this code.
 #pragma once
 #include "cast/silu.cuh"
 #include "cast/values.cuh"

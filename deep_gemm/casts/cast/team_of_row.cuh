@@ -2,7 +2,7 @@
 // finds the largest magnitude of its rows (kFindsAmax). A lane keeps kPieces pieces, and loads the rest at each use.
 #pragma once
 
-// x / scale for any x and scale. Too large quotients are later stored as FP8's largest value. Infinity becomes NaN.
+// x / scale for any x and scale. Quotients too large for FP8 are later stored as 448. An infinite x becomes NaN.
 DEVICE float quotient_by_given(float x, Divisor d) {
   if (!is_ordinary(d) || d.scale > 0x1p90f)
     return ptx::abs_f32(x) < ptx::float_of(kInfinity) ? x / d.scale : ptx::float_of(kNan);

@@ -19,7 +19,7 @@ struct TileCastParams {
   const uint8_t* x;
   uint8_t *values, *columns;
   uint8_t *scales, *column_scales;
-  const float* column_amaxes;  // [k]: each tile raises a column's amax to at least this; or nullptr
+  const float* column_amaxes;  // [k]: the least amax that a tile uses for a column; or nullptr
   // Pitches in bytes: from row to row of x, of values and of columns (a row of columns is a column of x); of scales by
   // row or column, and by block of 128. They have 32 bits, so that an address needs one instruction.
   uint32_t x_pitch, values_pitch, columns_pitch;
@@ -38,7 +38,7 @@ constexpr uint32_t kNumWarps = kNumThreads / 32;
 constexpr uint32_t kParts = kBlock / kScaleBlock;  // parts of a tile's rows, or columns, with separate scales
 constexpr uint32_t kColumnScales = ceil_div(kBlock * kParts, kNumThreads);  // column scales that a thread computes
 constexpr uint32_t kWarpsOfPart = kNumWarps / kParts;
-// The number of blocks in which a lane has elements, and of a team's lanes with elements in one block.
+// The number of blocks that hold a lane's elements, and the number of a team's lanes that have elements of one block.
 constexpr uint32_t kBlocksOfLane = kVector == 1 ? kParts : 1;
 constexpr uint32_t kLanesOfBlock = kVector == 1 ? kLanes : kScaleBlock / kVector;
 static_assert(kTeamRows == 8 || kTeamRows == 16, "a thread's bytes of a column are one or two chunks of 8");

@@ -8,7 +8,7 @@
 
 // ---- Elements
 //
-// A team of lanes casts kBlock columns of a row, which share a scale. A lane holds 16 adjacent bytes of them. If rows
+// A team of lanes casts kBlock columns of a row, which share a scale. A lane holds 16 adjacent bytes. If rows
 // are not aligned (kVector == 1), it holds four elements, kLanes columns apart. A word has two elements of 16 bits.
 
 constexpr uint32_t kLanes = kBlock / (kVector == 1 ? 4 : kVector);
@@ -58,7 +58,7 @@ DEVICE float element_of(const Piece& piece, uint32_t element) {
 
 DEVICE float element_of(const Computed& computed, uint32_t element) { return ptx::float_of(computed.words[element]); }
 
-// Loads a lane's elements. Columns from `end` on are zeros, and so is a missing row. `row` is the address of column 0.
+// Loads a lane's elements. Columns from `end` on, and a missing row, are zeros. `row` is the address of column 0.
 DEVICE Piece load_piece(const uint8_t* row, bool is_there, uint32_t first_column, uint32_t end, uint32_t lane) {
   Piece piece = {};
   if constexpr (kVector == 1) {

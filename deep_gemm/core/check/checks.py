@@ -183,7 +183,7 @@ def scales(
     also: tuple[torch.dtype, ...] = (),
     hint: str = "",
 ) -> Tensor:
-    """Check the scales of a matrix `[outer, k]`, one for `rows` x `columns` values. If `transposed`, transpose them.
+    """Check the scales of a matrix `[outer, k]`, one for `rows` x `columns` values. If `transposed`, transpose scales.
 
     Scales are FP32 or have a type in `also`. The error ends with `hint` if `sf` has a scale for 128 columns of a row.
     """
@@ -357,7 +357,7 @@ def same_memory(x: Tensor, y: Tensor) -> bool:
 
 
 def _overlap(x: Tensor, y: Tensor) -> bool:
-    """Tell whether two tensors may share memory. Two separate column ranges of one matrix share none."""
+    """Tell whether two tensors may share memory. Two separate column ranges of one matrix do not."""
     if x.numel() == 0 or y.numel() == 0:
         return False
     x_first, x_end = _byte_range(x)

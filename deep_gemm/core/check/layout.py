@@ -82,7 +82,7 @@ def parts_of(blocks: int, parts: int) -> list[range]:
 def ids_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
     """Return the group of each of m stacked rows, or -1 for a row without a group. The host reads no GPU memory.
 
-    Group g has the rows from the aligned `ends[g - 1]` to `ends[g]`. Ends never decrease; an empty group's may repeat.
+    Group g has the rows from the aligned `ends[g - 1]` to `ends[g]`. Ends never decrease, but may repeat.
 
     >>> ids_of_groups(torch.tensor([1, 1, 6], dtype=torch.int32), 8, 4).tolist()
     [0, -1, -1, -1, 2, 2, -1, -1]
@@ -92,7 +92,7 @@ def ids_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
         return torch.full_like(rows, -1)
     aligned = (ends + (alignment - 1)) // alignment * alignment
     starts = torch.cat([torch.zeros_like(ends[:1]), aligned[:-1]])
-    group = torch.searchsorted(ends, rows, right=True, out_int32=True)  # the first group that ends behind the row
+    group = torch.searchsorted(ends, rows, right=True, out_int32=True)  # the first group whose end is behind the row
     is_owned = (rows < ends[-1]) & (rows >= starts[group.clamp_max(ends.numel() - 1)])
     return torch.where(is_owned, group, torch.full_like(group, -1))
 

@@ -18,7 +18,7 @@ FP32_MAX = 3.4028234663852886e38
 def as_integer(value: object) -> int | None:
     """Convert an integer of any library to Python's int. Return None for other objects, also booleans and tensors.
 
-    (Python would convert a tensor, but wait for the GPU to compute its value.) A symbolic size of torch.compile is
+    (Python would convert a tensor, but wait until the GPU has computed the value.) A symbolic size of torch.compile is
     returned as it is, and so is a number of a record.
     """
     if type(value) is int or isinstance(value, (SymInt, Number)):

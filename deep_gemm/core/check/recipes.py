@@ -40,7 +40,7 @@ PER_ROW = Scales(1, SCALE_BLOCK)
 PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)
 """A scale for each 128x128 block: usual for B ("1D2D")."""
 PER_64 = Scales(1, 64)
-"""A scale for 64 columns of each row: a product with an activation makes such scales for the rows that it writes."""
+"""A scale for 64 columns of each row: a product with an activation makes these scales for the rows that it writes."""
 MX = Scales(1, 32)
 """A scale for 32 columns of each row: for FP4 (powers of two in UE8M0) and for MXFP8."""
 WHOLE, TENSOR = Scales(1, 0), Scales(0, 0)
@@ -78,7 +78,7 @@ def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
 
 @cache
 def taken(of_a: Scales, of_b: Scales) -> tuple[Scales, Scales]:
-    """Return the scales that kernels read. A scale of all of k is repeated along k if the other operand's are finer."""
+    """Return the scales that kernels read. A scale of all of k is repeated along k beside finer scales."""
     if not of_a.columns and not of_b.columns:
         return WHOLE, WHOLE
     repeated = PER_ROW if of_b.rows else PER_BLOCK

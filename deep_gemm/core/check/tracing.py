@@ -41,7 +41,7 @@ def dispatch_is_on() -> bool:
 
 
 def handles_operators(*given: object) -> bool:
-    """Tell whether one of these, or a member of a pair, must receive operators: its class says so, or it is on meta."""
+    """Tell whether an argument, or a member of a pair, must receive operators: by its class, or as a meta tensor."""
     for x in given:
         kind = type(x)
         if isinstance(x, Tensor) and x.is_meta:

@@ -72,7 +72,7 @@ class KernelCache:
     def __init__(self, *directories: Path, only_read: tuple[Path, ...] = (), limit_bytes: int = NO_LIMIT) -> None:
         self.directories = (*directories, *only_read)
         self.directory = written_directory(directories)
-        """The directory that is written to."""
+        """The directory that receives new kernels."""
         self._only_read = only_read
         self._limit_bytes = limit_bytes
         self._memory: dict[str, CompiledKernel] = {}

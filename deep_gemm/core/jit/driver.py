@@ -162,12 +162,12 @@ class ParamsBuffer:
 
 
 class Launcher:
-    """Launches one kernel. It holds the memory of the parameters and all other arguments of a launch."""
+    """Launches one kernel. A launcher holds the memory of the parameters and all other arguments of a launch."""
 
     def __init__(
         self, kernel: Kernel, params_bytes: int, threads: int, cluster: int, *, is_dependent: bool = False, of: str = ""
     ) -> None:
-        """`is_dependent`: the kernel may start before the kernel ahead on its stream ends, and waits for it itself.
+        """`is_dependent`: the kernel may start before its stream's previous kernel ends, and waits for that end.
 
         `of` is the configuration's name, for errors.
         """

@@ -4,7 +4,7 @@
     line 2  {"key": ..., "name": ..., "compiler": ..., "config": ..., "options": ..., "passes": ..., "log": ...}
     rest    the cubin
 
-`head -2 <file>` shows a person what the file holds. The bytes may come from anywhere: nothing is unpickled, and each
+`head -2 <file>` shows the kernel's facts. The bytes may come from anywhere: nothing is unpickled, and each
 fault raises an `Unsound` that names the fault.
 """
 

@@ -34,7 +34,7 @@ VERSION = 1
 COMPILERS_THAT_INTERLEAVE = (12, 9)
 """This version of NVRTC and later ones interleave by themselves."""
 THREADS_WITHOUT_OTHERS = 256
-"""With up to this number of threads on an SM, a scheduler has at most two warps, and one is the producer's."""
+"""With up to this number of threads on an SM, a scheduler has at most two warps, and one of them is the producer's."""
 
 _FFMA_ON_REGISTERS = 0x223
 _ALWAYS = 7 << 12  # the predicate that is always true, in bits 12 to 15

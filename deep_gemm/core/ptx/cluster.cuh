@@ -32,7 +32,7 @@ DEVICE uint32_t mapa(const void* pointer, uint32_t cta_rank) {
 }
 
 // Stores 16 bytes in CTA `cta_rank` and does not wait until they arrive. The mbarrier of that CTA expects and counts
-// the bytes. Its threads may read them after mbarrier_wait_parity_cluster. (PTX ISA, "st.async".)
+// the bytes. That CTA's threads may read the bytes after mbarrier_wait_parity_cluster. (PTX ISA, "st.async".)
 DEVICE void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t cta_rank, float x, float y, float z, float w) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                    mapa(pointer, cta_rank)),

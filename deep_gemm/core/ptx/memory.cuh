@@ -50,7 +50,7 @@ DEVICE void cp_async_16(void* shared, const void* global) {
 // Waits for all cp_async copies of this thread. Other threads see the data after a barrier with this thread.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// ---- Shared memory, by a pointer. Some functions also accept an address from smem_address.
+// ---- Shared memory, accessed by a pointer. Some functions also accept an address from smem_address.
 
 PTX_LOAD(float, float, "f", ld_shared_f32, uint32_t, "r"(from), "ld.shared.f32")
 DEVICE float ld_shared_f32(const void* pointer) { return ld_shared_f32(smem_address(pointer)); }

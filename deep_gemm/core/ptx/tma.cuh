@@ -1,7 +1,7 @@
 // TMA: copies of boxes of a tensor between global and shared memory. (PTX ISA, "Data Movement and Conversion
 // Instructions: Tensor copy", and "Tensors" for boxes, swizzling and what happens out of bounds.)
 //
-// Coordinates count elements, innermost dimension first. They may be outside the tensor on either side: such elements
+// Coordinates count elements, innermost dimension first. A box may extend beyond the tensor on any side: elements there
 // are loaded as zeros and not stored. One thread issues a copy, which accesses shared memory through the async proxy.
 #pragma once
 #include "ptx/platform.cuh"
@@ -167,7 +167,7 @@ DEVICE void bulk_store(void* global, const void* source, uint32_t bytes) {
 
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until at most kPending of this thread's groups still read shared memory. The rest may then be overwritten.
+// Waits until at most kPending of this thread's groups still read shared memory. Other groups' memory is free.
 template <int kPending>
 DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");

@@ -12,7 +12,7 @@ namespace ptx {
 // The descriptor of a K-major operand tile: rows of 128 bytes, 128-byte swizzle, a group of 8 rows every 1024 bytes.
 // (PTX ISA, "Matrix Descriptor Format".) The low word has only address / 16, because this layout does not use the
 // offset of the leading dimension. The high word has the stride, 1024 / 16, and in bits 62 and 63 the swizzle mode, 1.
-// Code keeps only low words, because a 32-bit addition costs half of a 64-bit one. A step of 32 bytes along k adds 2.
+// Code keeps only low words, because a 64-bit addition costs two 32-bit ones. A step of 32 bytes along k adds 2.
 constexpr uint32_t kDescriptorHigh = 1u << 30 | 1024 / 16;
 
 DEVICE uint32_t smem_descriptor_low(uint32_t address) { return address >> 4; }

@@ -38,7 +38,7 @@ DEVICE uint8_t* sums_at(const GatherParams& p, uint32_t token, uint32_t column) 
 
 // Adds a BF16 row times its weight to a total. Each product and each addition is rounded to FP32 separately, and the total is
 // rounded once to BF16, so the bits are always the same.
-constexpr uint32_t kColumns = 8;  // of a thread: 16 bytes
+constexpr uint32_t kColumns = 8;  // columns of a thread: 16 bytes
 
 DEVICE void add_row(float (&total)[kColumns], const ptx::Uint4& row, float weight) {
   const uint32_t words[4] = {row.x, row.y, row.z, row.w};
