@@ -113,7 +113,7 @@ KERNEL(kNumThreads, 1) plan_sends(GRID_CONSTANT PlanSendsParams p) {
   if (ptx::block_index() == 0 && thread < kNumFacts) tell(p, thread, p.facts[thread]);
   ptx::syncthreads();
 
-  uint32_t column = 0;  // of the token's next row in p.row_of
+  uint32_t column = 0;  // column of the token's next row in p.row_of
   int32_t* rows = p.row_of + uint64_t{token} * p.topk;
 #pragma unroll 1
   for (uint32_t rank = 0; rank < p.ranks; ++rank) {

@@ -8,7 +8,7 @@ struct Share {
   bool is_any = false, is_part = false;
 
   DEVICE void set(const Tile& tile, uint32_t warpgroup) {
-    // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+    // One result for the warp, or ptxas expects ring positions to differ by lane, and moves descriptors one by one.
     const auto ends_at = [&](uint32_t row) { return ptx::all_sync(tile.row_m + row >= tile.end_m); };
     is_any = !(kNumMathWarpgroups > 1 && ends_at(warpgroup * 64));
     if (!is_any) return;
@@ -32,8 +32,8 @@ struct Share {
 //
 //   address of box row i = base + (i_first + i + place) * pitch      i_first + i < height is the hardware's bound
 //
-// The base lies `height` rows before the tensor. So the box that begins in place row + r, with its first row at height -
-// r, has r rows from `row` on, and the rest of it is out of bounds: it loads as zeros and is not stored.
+// The base is `height` rows before the tensor. So a box in place row + r whose first row is height - r has r rows of the
+// tensor, from `row` on. The rest of the box is out of bounds: TMA loads zeros there, and stores nothing.
 struct ClippedBox {
   uint32_t first, place;
 
@@ -43,17 +43,17 @@ struct ClippedBox {
   }
 };
 
-// Rows of A that are loaded for a tile: whole boxes, as far as the group has rows. Older data behind them in the slot
-// are not multiplied, or only by a warpgroup that does not store these rows.
+// Counts the rows of A to load for a tile: whole boxes, up to the group's last row. Older data after these rows in the
+// slot are not multiplied, or only by a warpgroup that does not store these rows.
 DEVICE uint32_t rows_loaded(const Tile& tile) {
   const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
   return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
 }
 
-// Which of the row-grouped matrices: with kGroupCounts each group has its own.
+// The index of the tile's matrix of rows: with kGroupCounts each group has its own matrix.
 DEVICE uint32_t plane_of(const Tile& tile) { return kGroups == kGroupCounts ? tile.group : 0; }
 
-// Scales that are loaded ahead of a tile's own: TMA loads from a multiple of 16 bytes on, and a group begins at any row.
+// Scales that TMA loads before a tile's own: TMA begins at multiples of 16 bytes, but a group begins at any row.
 DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile.row_m % 4 : 0; }
 
 // ---- Loads
@@ -96,7 +96,7 @@ struct TileLoad {
   }
 };
 
-// Where the panels of a tile lie in D. If the group has all rows that are stored, down to `end_row`, through the plain map.
+// Positions of a tile's panels in D. The plain map is used if the group has all stored rows, up to `end_row`.
 struct Destination {
   const Params& p;
   const Tile& tile;

@@ -13,7 +13,7 @@
 // The last word of a tile is its group; the highest bit is free for something else. (work/rows.cuh has its own layout of it.)
 constexpr uint32_t kGroupOfWord = 0x7fffffff;
 
-// `number` counts the tiles that the caller has dealt, or taken, before. Each function is one thread's.
+// `number` counts the tiles that the caller has dealt, or taken, before. One thread calls each function.
 struct TileQueue {
   alignas(16) ptx::Uint4 tiles[kTileSlots];
   alignas(16) uint32_t window[kWindowRows + kRunWords];  // of the layout, for the dealing warp: see Stretches
@@ -30,7 +30,7 @@ struct TileQueue {
     ptx::mbarrier_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1);
   }
 
-  // One answer for the warp, whose first lane asks.
+  // The first lane tests, and the whole warp gets its result.
   DEVICE bool is_free(uint32_t number) {
     return ptx::all_sync(ptx::lane_index() != 0 ||
                          ptx::mbarrier_test_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1));
