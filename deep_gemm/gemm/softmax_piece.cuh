@@ -31,12 +31,12 @@ constexpr uint32_t kLanes = kBlock / kHeld;
 constexpr uint32_t kChunk = kNumThreads * kHeld;
 constexpr uint32_t kMinusInfinity = 0xff800000;  // of FP32
 
-// The column of a lane's logit beside its first.
+// Returns the column of a lane's logit, counted from the lane's first column.
 DEVICE uint32_t column_of(uint32_t i) { return i / 4 * (4 * kLanes) + i % 4; }
 
 // log(sum(exp)) of a block times `scale`, in each of its lanes; epilogue/block_sums.cuh adds in the same order.
 DEVICE float sum_of_block(const float (&x)[kHeld], float scale) {
-  float most = kLeast, sums[2] = {};  // of the first two of four columns, and of the others
+  float most = kLeast, sums[2] = {};  // of the first two of every four columns, and of the last two
 #pragma unroll
   for (uint32_t i = 0; i < kHeld; ++i) most = ptx::max_f32(most, x[i]);
   for (uint32_t bits = 1; bits < kLanes; bits *= 2) most = ptx::max_f32(most, ptx::shfl_xor_sync(most, bits));
@@ -77,7 +77,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
         const float probability = ptx::ex2_approx(ptx::mul_rn(ptx::mul_rn(x[i], p.scale) - lse, Powers::kLog2OfE));
         x[i] = ptx::mul_rn((first + column_of(i) == token ? 1.f : 0.f) - probability, factor);
       }
-      ptx::syncthreads();  // all have loaded
+      ptx::syncthreads();  // all threads have loaded
 #pragma unroll
       for (uint32_t i = 0; i < kHeld; i += 4)
         if (first + column_of(i) < p.columns)

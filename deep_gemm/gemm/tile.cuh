@@ -11,7 +11,7 @@
 DEVICE_CONSTEXPR uint32_t row_of_unit(uint32_t unit) { return unit / kUnitsAlongN * kUnitStride; }
 DEVICE_CONSTEXPR uint32_t column_of_unit(uint32_t unit) { return unit % kUnitsAlongN * kUnitN; }
 
-// A piece of a k-block is multiplied from zero, and promoted: a unit, or its depth under one scale of A and one of B.
+// A piece of a k-block is multiplied from zero, and promoted: a unit, or its part under one scale of A and one of B.
 template <uint32_t kOfUnit>
 DEVICE_CONSTEXPR uint32_t unit_of_piece(uint32_t piece) {
   return piece / kOfUnit;

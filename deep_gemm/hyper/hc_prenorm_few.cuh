@@ -7,7 +7,7 @@
 // There is no ring: a warp loads its own operands. A CTA has 16 rows of A and kBlockN rows of B, in one of the caller's
 // splits. CTAs of a cluster divide k, and warps take steps in turn, so together they read whole lines.
 //
-// A lane may have any k of a step, if A's and B's are the same. So lane 4 g + t loads 8 neighbours, from 8 t on, of
+// A lane may have any 8 values of k of a step, the same for A and B. So lane 4 g + t loads values 8 t to 8 t + 7 of
 // rows g and g + 8 of A and of rows g of B: 16 and 32 bytes. Product j of a step uses numbers 2 j and 2 j + 1.
 #pragma once
 #include "config.cuh"

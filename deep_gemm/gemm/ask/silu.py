@@ -15,7 +15,7 @@ from ..kinds.works import ENDS
 from ..problem import Problem
 
 INTERLEAVED = 8
-"""B has this many rows of gate, then as many of up, in turn: WGMMA's accumulators hold groups of 8 columns."""
+"""Rows of gate, and then of up, that alternate in B: WGMMA's accumulators hold 8 columns together."""
 SILU_COLUMNS = SCALE_BLOCK // 2
 """Columns of activations under one scale."""
 
@@ -76,7 +76,7 @@ def activated(
     limit: float | None,
     gates_apart: bool = False,
 ) -> Problem:
-    """Make the problem of silu(gate) * up for each row of A `[m, k]`; gate, up: its products with B `[groups, n, k]`.
+    """Make the problem of silu(gate) * up for each row of A `[m, k]`; gate and up: the row times B `[groups, n, k]`.
 
     B has 8 rows of gate and 8 of up in turn, or with `gates_apart` all rows of gate first. B's scales have all of gate
     first in both cases. D is FP8 `[m, n / 2]`. `ends`: the row after each group's last. Rows after the last group are

@@ -189,7 +189,7 @@ def by_size(tile: Tile) -> float:
 
 
 def bytes_of_d(output: Output) -> int:
-    """Bytes that memory moves for one element of D: stored, and read first if the product is added to C or D."""
+    """Count bytes that memory moves for an element of D: stored, and read first if the product is added to C or D."""
     return (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
 
 
@@ -317,7 +317,7 @@ def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) 
 
 
 def _share(block_m: int, rows: float, timings: Timings) -> float:
-    """The part of a whole tile's time that a tile with `rows` rows takes: a warpgroup multiplies 64 at a time."""
+    """Return the part of a tile's time that a tile of `rows` rows takes: a warpgroup multiplies 64 at a time."""
     return float(min(math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m, 1.0) ** timings.part_power)
 
 

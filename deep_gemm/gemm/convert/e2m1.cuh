@@ -297,7 +297,7 @@ DEVICE void convert_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32
   if (warp >= kConvertWarps) return;
   Passes passes(shared.roles);
   RingPosition at;
-  bool is_turn = group == 0;  // true if the other group converts the slot before
+  bool is_turn = group == 0;  // true if the other warpgroup converts the previous slot
   for (Tile tile; tiles.next(tile);) do
       convert_tile(p, shared, warp, is_turn, tile, at);
     while (passes.template again<true>());

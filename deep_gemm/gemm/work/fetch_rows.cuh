@@ -5,8 +5,8 @@
 //   storing warps      the same before their first tile, for the rows of the first band
 //   loading thread     fetched[b] --acquire, fence--> loads the slot by TMA
 //
-// Units are claimed in order of blocks. A warp that holds one looks whether its slot is free, and never waits for it: so tiles
-// are dealt, and the blocks ahead of a unit are multiplied.
+// Units are claimed in order of blocks. A warp that holds a unit tests whether the unit's slot is free, but never waits for
+// it: so the warp goes on dealing tiles, and earlier blocks are multiplied.
 #pragma once
 #include "meeting.cuh"
 #include "ptx/memory.cuh"

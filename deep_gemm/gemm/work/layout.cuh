@@ -1,8 +1,8 @@
-// The layout says which rows each group has. Only the GPU knows it: an array in global memory, of one of three kinds:
+// The layout says which rows each group has. It is an array in global memory that only the GPU reads, of three kinds:
 //
 //   kGroupIds      rows of A [m, k] and D [m, n]; the layout holds each row's group, -1: no group
 //   kGroupEnds     the same rows; the layout holds each group's end, and the next group begins there, aligned
-//   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; the layout holds their number
+//   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; the layout holds counts of rows
 //
 // For any values in the layout, no access is outside the operands.
 #pragma once
@@ -62,8 +62,8 @@ DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
 // takes longer than a k-block, so each load reads much. All CTAs then find their first tile after one load, and begin
 // together. When some CTAs began later, all CTAs ran 2% longer, because they shared fewer loads in the L2.
 //
-// Groups of few rows have low tiles. Their ids are read 32 stretches at a time: one by one, a stretch takes 0.27 us,
-// and 500 groups keep the math warps waiting for 130 us. High tiles (a group has several) lack registers for this.
+// Groups of few rows have low tiles. Ids are then read for 32 stretches at a time: one by one, a stretch takes 0.27 us,
+// so math warps would wait 130 us for 500 groups. High tiles (a group has several) lack registers for this.
 struct Stretches {
   uint32_t* window;  // in shared memory, with kGroupIds: the ids of rows from window_first up to window_end
   uint32_t window_first = 0, window_end = 0;

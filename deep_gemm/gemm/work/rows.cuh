@@ -1,6 +1,6 @@
 // Products of several groups of rows, each with its own B. One warp of each CTA finds the CTA's tiles in the layout,
-// and hands them to the thread that loads and to the math warps. It is ahead of them, so that a search delays them
-// little. At last it writes the zeros that callers expect in the padding behind a group.
+// and hands them to the thread that loads and to the math warps. This warp is ahead of the other roles, so a search
+// delays them little. After its last tile it writes the zeros that callers expect in the padding after a group.
 //
 // CTA i takes tiles i, i + CTAs, ... Each stretch of a group's rows has a raster of its own, and the count goes on from one
 // stretch to the next. There are no clusters.
@@ -135,9 +135,9 @@ struct Tiles {
     return true;
   }
 
-  // Finds this CTA's next tile. If the last wave has no more tiles than half of the CTAs, two CTAs share each tile, and
-  // this finds the CTA's half. A tile in the middle of the wave shows that the wave has more. All three tiles are
-  // looked for in the order of their numbers.
+  // Finds this CTA's next tile. If the last wave has at most half as many tiles as CTAs, two CTAs share each tile, and
+  // the function finds this CTA's half. If a tile exists in the middle of the wave, the wave has more tiles than that.
+  // The function searches for these three tiles in the order of their numbers.
   DEVICE bool find(const Groups& groups, FoundTile& found) {
     const uint32_t cta = ptx::block_index(), wave = next_tile - cta, middle = wave + ptx::grid_size() / 2;
     // A search through ids would keep the first tile waiting.

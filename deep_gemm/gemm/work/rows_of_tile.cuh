@@ -1,5 +1,5 @@
-// Tiles of groups of rows: the share of a warpgroup, rows that are not the group's, loads, and places in D. The file of a kind
-// of work includes this one behind its Tile, kHasWholeD, `product_of`, `end_of_a` and `first_address_of`.
+// Tiles of groups of rows: the share of a warpgroup, rows of other groups, loads, and positions in D. The file of a kind of
+// work includes this file after it has defined Tile, kHasWholeD, `product_of`, `end_of_a` and `first_address_of`.
 #pragma once
 
 // A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows; its first units if the tile is
@@ -27,8 +27,8 @@ struct Share {
 
 // ---- Rows that are not the group's
 //
-// A box of a tensor map must not reach past the end of its group's rows, neither to write nor to load. A and D are
-// described with one dimension more: `height` rows, the box's, and as many places where they may begin, one pitch apart.
+// A box of a tensor map must not reach past the end of its group's rows, neither to write nor to load. The maps of A
+// and D have one more dimension: `height` rows, those of a box, and `height` places where boxes begin, a pitch apart.
 //
 //   address of box row i = base + (i_first + i + place) * pitch      i_first + i < height is the hardware's bound
 //

@@ -13,8 +13,8 @@
 //
 // Why each wait ends: let b be the block of the first product's unfinished tile with the smallest number. This tile waits for
 // the second product's tiles of block b - slots. A ring has two bands of the raster, so that block is in an earlier band, whose
-// first product is over. No earlier tile of the same CTA waits for a slot: CTAs of the second role have only tiles of the second
-// product, and other CTAs claim them when their last tile of the first has its slot. So CTAs of both roles must run.
+// first product is over. A CTA has no tile before these that waits for a slot: CTAs of the second role have only tiles of the
+// second product, and other CTAs claim such tiles when their last tile of the first has its slot. So both roles must run.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -106,7 +106,7 @@ constexpr bool kHasWholeD = false;
 
 // Marks the end of the tiles: end_m of any other tile is above 0.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
-// A tile's second word in the queue holds its column of tiles, then its block. The last one's highest bit: the second product.
+// A tile's second word in the queue holds its column of tiles, then its block. The last word's top bit: the second product.
 constexpr uint32_t kColumnBits = 12;
 
 // ---- Counts: the middle is written by a warpgroup, and read by TMA of any CTA
@@ -213,8 +213,8 @@ struct Tiles {
     return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(next, 1) : 0, 0);
   }
 
-  // Deals a tile, which is claimed late, so that CTAs end together; false behind the last one. Between both products it deals none
-  // until all roles have taken the tiles of the first.
+  // Claims a tile late, so that CTAs end together, and deals it; false after the last tile. Between both products it waits until
+  // all roles have taken the tiles of the first product.
   DEVICE bool deal_next() {
     Tile tile;
     if (from != Next::kSecond) {
@@ -290,7 +290,7 @@ struct Tiles {
       if (unit.rows > 0) fetch(unit, staging);
   }
 
-  // By the finding warp: claims a unit if it has none, then fetches it if its slot is free; false if there are no more rows.
+  // Called by the finding warp: claims a unit if it has none, else fetches it if its slot is free; false after the last row.
   DEVICE bool claim_or_fetch(Unit& unit) {
     if (unit.rows == 0 && !claim_unit(unit)) return false;
     if (unit.rows == 0) return true;

@@ -10,7 +10,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
-// The last word of a tile is its group; the highest bit is free for something else. (work/rows.cuh has its own layout of it.)
+// The last word of a tile is its group; the highest bit is free for something else. (work/rows.cuh divides it differently.)
 constexpr uint32_t kGroupOfWord = 0x7fffffff;
 
 // `number` counts the tiles that the caller has dealt, or taken, before. One thread calls each function.

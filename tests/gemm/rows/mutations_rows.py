@@ -86,7 +86,7 @@ MUTATIONS = [
     Mutation("a row of no group follows", _LAYOUT, "if (ptx::ld_shared_b32(&window[at - window_first]) >= g.count)  //", "if (false)  //", shows_in=IDS),
     Mutation("a search finds rows before it", _LAYOUT, "is_found(ids.x) && row >= first", "is_found(ids.x)", shows_in=IDS),
     Mutation("the window reaches past the layout", _LAYOUT, "if (row + 4 <= window_end)", "if (row <= window_end)", shows_in=IDS),
-    Mutation("the last words of the window are left out", _LAYOUT, "      else  // nothing behind the layout is touched\n        ptx::st_shared_v4_b32(to, id_in_memory(g, row),", "      else\n        ptx::st_shared_v4_b32(to, 0xffffffff,", shows_in=IDS),
+    Mutation("the last words of the window are left out", _LAYOUT, "      else  // nothing after the layout is read\n        ptx::st_shared_v4_b32(to, id_in_memory(g, row),", "      else\n        ptx::st_shared_v4_b32(to, 0xffffffff,", shows_in=IDS),
     Mutation("the window is not waited for", _LAYOUT, "    ptx::cp_async_wait_all();\n", "", shows_in=IDS),
     Mutation("a window that is not aligned", _LAYOUT, "window_first = first / 4 * 4;", "window_first = first;", shows_in=IDS_LONG),
     Mutation("a group that ends before it begins has rows", _LAYOUT, "start < end ? end : start", "true ? end : start", shows_in=ENDS_LOW),
