@@ -1,7 +1,7 @@
 """A gated mixture of experts over the processes of a group. docs/experts_across_gpus.md has the picture.
 
 tokens --FP8 or BF16, one copy for each rank--> rows --expert_rows of the experts here--> products, sums by weight
-out <--added up in order of ranks-- BF16, one row for each received <--------------'
+out <--added up in order of ranks-- BF16, one row for each received row <----------'
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class Experts(Holder, Trained):
         The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
         Memory is for the worst case (`decode_bytes`). The result has the bits of the prefill form; with `peer_memory`,
         the bits of `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient:
-        an input that needs a gradient is refused, as by `experts`. A mistake is an error on this process alone.
+        an input that would lose its gradient is refused, as by `experts`. A mistake is an error on this process alone.
         With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come in time, results
         of the other GPUs are undefined, and their next call, or `check` after a graph's replay, raises a RuntimeError.
         """

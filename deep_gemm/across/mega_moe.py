@@ -113,7 +113,7 @@ class SM90SymmBuffer:
     def tensors(self) -> MegaTensors:
         """Return all tensors of the buffer; raise an error if the buffer was destroyed."""
         if self._tensors is None:
-            raise ValueError("buffer: expected one that is in use, got one that was destroyed")
+            raise ValueError("buffer: expected a buffer in use, got a destroyed one")
         return self._tensors
 
     if not TYPE_CHECKING:  # otherwise a type checker would accept every name
@@ -306,7 +306,7 @@ def get_symm_buffer_for_mega_moe(
 
 def _check_mma_type(mma_type: str) -> None:
     if not isinstance(mma_type, str) or not mma_type.startswith("fp8"):
-        raise NotImplementedError(f"mma_type: expected one that begins with 'fp8', got {mma_type!r}")
+        raise NotImplementedError(f"mma_type: expected a name that begins with 'fp8', got {mma_type!r}")
 
 
 def transform_weights_for_mega_moe(

@@ -77,7 +77,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
         const float probability = ptx::ex2_approx(ptx::mul_rn(ptx::mul_rn(x[i], p.scale) - lse, Powers::kLog2OfE));
         x[i] = ptx::mul_rn((first + column_of(i) == token ? 1.f : 0.f) - probability, factor);
       }
-      ptx::syncthreads();  // all threads have loaded
+      ptx::syncthreads();  // all threads have loaded their logits
 #pragma unroll
       for (uint32_t i = 0; i < kHeld; i += 4)
         if (first + column_of(i) < p.columns)

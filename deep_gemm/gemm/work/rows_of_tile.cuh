@@ -28,7 +28,7 @@ struct Share {
 // ---- Rows that are not the group's
 //
 // A box of a tensor map must not reach past the end of its group's rows, neither to write nor to load. The maps of A
-// and D have one more dimension: `height` rows, those of a box, and `height` places where boxes begin, a pitch apart.
+// and D have one more dimension: the `height` rows of a box, and `height` places where boxes begin, a pitch apart.
 //
 //   address of box row i = base + (i_first + i + place) * pitch      i_first + i < height is the hardware's bound
 //

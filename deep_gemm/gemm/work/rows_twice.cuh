@@ -13,8 +13,8 @@
 //
 // Why each wait ends: let b be the block of the first product's unfinished tile with the smallest number. This tile waits for
 // the second product's tiles of block b - slots. A ring has two bands of the raster, so that block is in an earlier band, whose
-// first product is over. A CTA has no tile before these that waits for a slot: CTAs of the second role have only tiles of the
-// second product, and other CTAs claim such tiles when their last tile of the first has its slot. So both roles must run.
+// first product is over. In its CTA no tile before such a tile waits for a slot: CTAs of the second role have only tiles of
+// the second product, and other CTAs claim such tiles when their last tile of the first has its slot. So both roles must run.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -111,7 +111,7 @@ constexpr uint32_t kColumnBits = 12;
 
 // ---- Counts: the middle is written by a warpgroup, and read by TMA of any CTA
 
-// What a warpgroup adds for a tile: half of kPartsOfTile, or all if the other warpgroup has no rows.
+// The number that a warpgroup adds for a tile: half of kPartsOfTile, or all if the other warpgroup has no rows.
 DEVICE uint32_t parts_of(const Tile& tile) { return tile.row_m + 64 < tile.end_m ? kPartsOfTile / 2 : kPartsOfTile; }
 
 // Called by a thread of a storing warp once math warps have stored the middle, or multiplied it: TMA has read its slot.
@@ -213,8 +213,8 @@ struct Tiles {
     return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(next, 1) : 0, 0);
   }
 
-  // Claims a tile late, so that CTAs end together, and deals it; false after the last tile. Between both products it waits until
-  // all roles have taken the tiles of the first product.
+  // Claims a tile late, so that CTAs end together, and deals it; false after the last tile. Between both products it deals no
+  // tile until all roles have taken the tiles of the first product.
   DEVICE bool deal_next() {
     Tile tile;
     if (from != Next::kSecond) {

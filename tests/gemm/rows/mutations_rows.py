@@ -91,7 +91,7 @@ MUTATIONS = [
     Mutation("a window that is not aligned", _LAYOUT, "window_first = first / 4 * 4;", "window_first = first;", shows_in=IDS_LONG),
     Mutation("a group that ends before it begins has rows", _LAYOUT, "start < end ? end : start", "true ? end : start", shows_in=ENDS_LOW),
     Mutation("tiles of 16 groups added up", _LAYOUT, "32; distance *= 2) add_those_before(distance);\n      else", "16; distance *= 2) add_those_before(distance);\n      else", shows_in=COUNTS_LOW),
-    Mutation("tiles of 16 runs added up", _LAYOUT, "too few\n        for (uint32_t distance = 1; distance < 32;", "too few\n        for (uint32_t distance = 1; distance < 16;", shows_in=IDS_LOW),
+    Mutation("tiles of 16 runs added up", _LAYOUT, "too few registers\n        for (uint32_t distance = 1; distance < 32;", "too few registers\n        for (uint32_t distance = 1; distance < 16;", shows_in=IDS_LOW),
     Mutation("tiles of groups before count", _LAYOUT, "tile < tiles_end ? ptx::lane_index() : 31", "tile <= tiles_end ? ptx::lane_index() : 31", shows_in=COUNTS_LOW),
     Mutation("tiles of a stretch counted from the first of 32 groups", _LAYOUT, " - found.stretch.tiles_m() * tiles_n);", ");", shows_in=COUNTS),
     Mutation("tiles of a stretch counted from the first of all", _LAYOUT, "tiles_before += tiles, tiles = 0;", "tiles = 0;", shows_in=IDS),
