@@ -35,7 +35,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "GatherRowsConfig.shared_bytes and SharedStorage differ");
 
-// ---- Where rows of tokens and results of routes lie in the rooms of the ranks
+// ---- Addresses of tokens' rows, and of routes' results, in the rooms of the ranks
 
 // Returns the address of a slot's row. Slots number the tokens of all ranks, `max_tokens` for each rank.
 DEVICE const uint8_t* row_of_slot(const Meeting& m, uint32_t slot, uint32_t max_tokens, uint32_t row_bytes) {

@@ -2,7 +2,7 @@
 
     post_rows:          tokens, FP8 already -> this rank's room; ids of the tokens' experts -> all rooms
     route_rows:         a row for each route to an expert here
-    gather_rows:        rooms -> rows of the experts here, their weights, and where each row's result goes
+    gather_rows:        rooms -> rows of the experts here, their weights, and the address of each row's result
     the first product:  gate and up, activated, weighted, cast. With FP4 weights it gives
                         gate and up in BF16, and cast_rows does the other steps
     rows_to_addresses:  each row of the second product -> its route's place on the token's rank; FP8: beside the first

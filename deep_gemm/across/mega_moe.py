@@ -173,8 +173,8 @@ def transform_weights_for_mega_moe_sm90(l1_weights: Operand, l2_weights: Operand
       `[experts here, 2 intermediate / 128, hidden / 128]`; `l2_weights`: values `[experts here, hidden, intermediate]`,
       and scales likewise. `per_block_cast_to_fp8` gives them.
 
-    In the values of `l1_weights` 8 rows of the gate and 8 of up then follow each other, so that one thread of a kernel
-    has both. Scales stay as they are, and so do `l2_weights`.
+    In the values of `l1_weights` 8 rows of the gate and 8 of up then alternate, so that one thread of a kernel has
+    both. Scales and `l2_weights` stay unchanged.
 
     >>> l1, l2 = per_block_cast_to_fp8(torch.ones(1, 256, 256)), per_block_cast_to_fp8(torch.ones(1, 256, 128))
     >>> l1[0][0, :128] = 2  # the gate

@@ -1,7 +1,7 @@
 // Finds the ranks that receive each token (once for each rank), and its row for each rank. Rows are stacked by rank, and within
 // a rank by token, so the order is always the same.
 //
-//   row of a token for a rank = the rank's first row + tokens for that rank before this CTA's + those before it in this CTA
+//   row of a token for a rank = the rank's first row + tokens for that rank in earlier CTAs + earlier tokens in this CTA
 //
 // CTA i gives rows to kNumThreads tokens. Like a CTA of route_rows, it counts all tokens itself, so no CTA waits for another.
 // The first CTA also writes one message for all ranks: facts | rows for each rank | routes for each rank.

@@ -15,7 +15,7 @@ struct PostParams {
   const uint8_t* topk_ids;    // [tokens, topk], of kIdBytes
   const float* topk_weights;  // [tokens, topk]
   int32_t* row_of;            // [tokens, topk]: the row of the route's result, which comes back; -1: no expert
-  uint64_t ids;               // offset in a room of int32 [ranks, max_tokens, topk]; rows [max_tokens] lie at offset 0
+  uint64_t ids;               // offset in a room of int32 [ranks, max_tokens, topk]; rows [max_tokens] are at offset 0
   uint32_t x_pitch, sf_pitch; // in bytes
   uint32_t tokens, max_tokens, hidden, topk;  // hidden: bytes of a row's values (FP8: its columns)
   uint32_t experts_here;      // experts of each rank

@@ -15,7 +15,7 @@
 
 struct SoftmaxParams {
   float* logits;
-  const int32_t* tokens;  // of each row, a column of the vocabulary
+  const int32_t* tokens;  // each row's token, a column of the vocabulary
   const float* lse;       // of each row; `lse` and `factors` are used backward only
   const float* factors;
   float* sums;  // [rows, ceil(columns / 128)] at this pitch; `sums` and `chosen`, [rows], are used forward only

@@ -1,6 +1,6 @@
 // Tiles of D: kBlockM x kBlockN elements, each computed by one CTA, or by the CTAs of a cluster that split k.
 //
-// Rows of a tile are dealt to the math warpgroups in turn, 64 at a time; kUnitStride is the rows of one such round. A
+// Rows of a tile are dealt to the math warpgroups in turn, 64 at a time; kUnitStride is the rows of one round. A
 // warpgroup multiplies its part in units of 64 x kUnitN: first all units of the same rows, then the next rows.
 #pragma once
 #include "config.cuh"

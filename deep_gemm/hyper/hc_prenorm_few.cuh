@@ -101,7 +101,7 @@ DEVICE uint32_t nearest_tf32(uint32_t bits) {
 
 struct Sums {
   float d[kEights][4] = {};
-  float squares[2][2] = {};  // of rows g and g + 8, two separate sums each
+  float squares[2][2] = {};  // squares of rows g and g + 8, in two separate sums each
 
   DEVICE void add(const Step& x) {
     const uint32_t pairs[2][4] = {{x.a[0].x, x.a[0].y, x.a[0].z, x.a[0].w}, {x.a[1].x, x.a[1].y, x.a[1].z, x.a[1].w}};
@@ -142,7 +142,7 @@ struct Sums {
   }
 };
 
-// Multiplies all steps of a warp. The next steps are in registers already, whose indices are known at compile time.
+// Multiplies all steps of a warp. The next steps are in registers already; register indices are known at compile time.
 DEVICE void multiply(const HcFewParams& p, const Work& work, uint32_t warp, uint32_t lane, Sums& sums) {
   const Source source(p, work, lane);
   Step steps[kAhead];

@@ -78,8 +78,8 @@ def activated(
 ) -> Problem:
     """Make the problem of silu(gate) * up for each row of A `[m, k]`; gate and up: the row times B `[groups, n, k]`.
 
-    B has 8 rows of gate and 8 of up in turn, or with `gates_apart` all rows of gate first. B's scales have all of gate
-    first in both cases. D is FP8 `[m, n / 2]`. `ends`: the row after each group's last. Rows after the last group are
+    In B 8 rows of gate and 8 of up alternate, or with `gates_apart` all rows of gate come first. In B's scales gate
+    always comes first. D is FP8 `[m, n / 2]`. `ends`: the row after each group's last. Rows after the last group are
     neither read nor written.
     """
     return Problem(

@@ -4,7 +4,7 @@
 #include "cast/silu.cuh"
 #include "config.cuh"
 
-constexpr uint32_t kColumns = 128;  // of activations, under one scale
+constexpr uint32_t kColumns = 128;  // columns of activations under one scale
 constexpr uint32_t kUnitsOfScale = 2;
 static_assert(kUnitN == kColumns && kUnitsAlongN == kUnitsOfScale, "a tile has gate and up of what lies under one scale");
 

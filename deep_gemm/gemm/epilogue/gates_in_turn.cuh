@@ -4,7 +4,7 @@
 #include "cast/silu.cuh"
 #include "config.cuh"
 
-constexpr uint32_t kColumns = 64;  // of activations, under one scale
+constexpr uint32_t kColumns = 64;  // columns of activations under one scale
 constexpr uint32_t kUnitsOfScale = 1;
 static_assert(kUnitN == 2 * kColumns, "a unit is what lies under one scale");
 

@@ -1,9 +1,9 @@
-// A queue through which one role of a CTA hands the CTA's tiles to the others, which cannot find them by themselves:
+// A queue through which one role of a CTA hands the CTA's tiles to other roles, which cannot find tiles by themselves:
 //
 //   work/rows.cuh     a warp that reads the layout deals    the loading thread and the math warps take
 //   work/depths.cuh   the loading thread deals              the math warps take
 //
-// A slot goes round like one of the ring:   empty --wait--> tile --arrive--> full --wait--> read --arrive--> empty
+// A slot is used like a slot of the ring:   empty --wait--> tile --arrive--> full --wait--> read --arrive--> empty
 #pragma once
 #include "config.cuh"
 #include "ptx/mbarrier.cuh"

@@ -124,7 +124,7 @@ struct Run {
   static constexpr uint32_t kPieces = kBlocks * kUnits, kLag = kPieces > 1 ? 1 : 0;
 
   RingPosition slots[kBlocks];
-  float scales[kBlocks];  // of this lane's keys
+  float scales[kBlocks];  // scales of this lane's keys
   Unit units[kLag + 1];
 
   // `is_loaded`: the slot at `at` is known to be full.
