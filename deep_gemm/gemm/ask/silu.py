@@ -15,7 +15,7 @@ from ..kinds.works import ENDS
 from ..problem import Problem
 
 INTERLEAVED = 8
-"""Rows of gate, and then of up, that alternate in B: WGMMA's accumulators hold 8 columns together."""
+"""B alternates between this many rows of gate and of up: WGMMA's accumulators hold 8 columns together."""
 SILU_COLUMNS = SCALE_BLOCK // 2
 """Columns of activations under one scale."""
 
@@ -76,7 +76,7 @@ def activated(
     limit: float | None,
     gates_apart: bool = False,
 ) -> Problem:
-    """Make the problem of silu(gate) * up for each row of A `[m, k]`; gate and up: the row times B `[groups, n, k]`.
+    """Make the problem of silu(gate) * up for each row of A `[m, k]`; gate and up: row @ B.T, B `[groups, n, k]`.
 
     In B 8 rows of gate and 8 of up alternate, or with `gates_apart` all rows of gate come first. In B's scales gate
     always comes first. D is FP8 `[m, n / 2]`. `ends`: the row after each group's last. Rows after the last group are

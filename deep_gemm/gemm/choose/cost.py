@@ -317,7 +317,7 @@ def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) 
 
 
 def _share(block_m: int, rows: float, timings: Timings) -> float:
-    """Return the part of a tile's time that a tile of `rows` rows takes: a warpgroup multiplies 64 at a time."""
+    """Return the part of a whole tile's time that `rows` rows take: a warpgroup multiplies 64 at a time."""
     return float(min(math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m, 1.0) ** timings.part_power)
 
 

@@ -153,7 +153,7 @@ ROWS_CHUNKS = (*ROWS_FINE, Tile(256, 128))
 ROWS_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
 """Tiles if B is FP4: wider ones lack registers, as threads convert B; 256 rows need a BF16 D stored in order."""
 FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
-"""The decode kernel's tile for FP4: on an H100 it gains 7 to 10% for groups of up to 8 rows; higher ones gain none."""
+"""The decode kernel's tile for FP4: on an H100 it gains 7 to 10% in groups of up to 8 rows; higher tiles none."""
 FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
 """The decode kernel's tiles for FP8: the low one for few tiles, the wide one for many tiles of few k-blocks."""
 MOST_FEW = 16

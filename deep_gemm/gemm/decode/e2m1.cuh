@@ -101,7 +101,7 @@ struct Scales {
 // ---- From E2M1 to E4M3
 
 // A thread's fragment of 64 rows of B, 32 deep: its warp's rows lane / 4 and lane / 4 + 8, 4 values from 4 * (lane % 4)
-// on, and 4 from 16 further. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".) `chunk` counts 16 bytes.
+// on, and 4 values 16 further. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".) `chunk` counts 16 bytes.
 DEVICE void load_fragment(uint32_t (&fragment)[4], uint32_t b, uint32_t chunk, const Table (&tables)[2]) {
   const uint32_t lane = ptx::lane_index();
 #pragma unroll
