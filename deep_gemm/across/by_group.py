@@ -1,10 +1,10 @@
-"""The way of rows between processes by collectives of `torch.distributed`: NCCL's on GPUs, Gloo's on the CPU.
+"""Move rows between processes by collectives of `torch.distributed`: NCCL's on GPUs, Gloo's on the CPU.
 
-`Plan` is the way there and back with exact sizes. `Everywhere` sends every token to every process, so that sizes are
-fixed. In both a token's sums come back in the order of ranks. `compute_mega` is mega MoE by a `Plan`.
+`Plan` sends each process only its rows, in messages of exact size. `Everywhere` sends every token to every process,
+in messages of fixed size. Both add up a token's sums in the order of ranks. `compute_mega` is mega MoE by a `Plan`.
 
-`ToExperts` and `ToTokens` are a `Plan`'s way with gradients. Tokens and gradients travel in their own type and are
-copied once, as they are stacked by rank.
+`ToExperts` and `ToTokens` use a `Plan` and have gradients. Tokens and gradients travel in their own type, and are
+copied once, into rows stacked by rank.
 
 forward     x, p and ids --> rows here     mixture     BF16 sums --> tokens, added up
 backward    dx, dp <-- gradients of rows   of them     gradients of tokens <-- d out
@@ -44,11 +44,11 @@ UNLIMITED = 2**62
 WITH_GRADIENTS = ("x", "topk_weights", "w1", "w2")
 COLUMNS: tuple[int | None, ...] = *(columns for _, columns in RECIPES_OF_A), 0, None
 KINDS_OF_X = tuple((dtype, columns) for columns in COLUMNS for dtype in LAYER_TYPES)
-"""Types of x, and how many of its columns share a scale as it travels, 0 for all; None if it travels uncast."""
+"""Types of x, each with the number of columns that share a scale in a message; 0: all; None: x is sent uncast."""
 IS_FP8 = -1
-"""The kind of x, if it is none of `KINDS_OF_X`."""
+"""The kind of an x that is FP8 already: `KINDS_OF_X` does not have it."""
 NAMES_OF_FACTS = ("num_experts", "hidden", "topk", "dtype of x", "set of gradients")
-"""The names that errors use."""
+"""Names of the facts in errors."""
 
 
 class Facts(NamedTuple):
@@ -57,14 +57,14 @@ class Facts(NamedTuple):
     num_experts: int
     hidden: int
     topk: int
-    """Negative if each route travels by itself, in the batch invariant mode."""
+    """Routes of a token; negative in the batch invariant mode, which sends each route by itself."""
     kind_of_x: int
     """The number of x's type among `KINDS_OF_X`, or `IS_FP8`."""
     gradients: int
-    """A bit for each of `WITH_GRADIENTS` whose gradient is asked for."""
+    """A bit for each tensor of `WITH_GRADIENTS` whose gradient is requested."""
 
     def said(self) -> tuple[object, ...]:
-        """Give what an error says of each."""
+        """Return each fact in the form that an error states."""
         asked = [name for bit, name in enumerate(WITH_GRADIENTS) if self.gradients >> bit & 1]
         dtype, columns = ("FP8", SCALE_BLOCK) if self.kind_of_x == IS_FP8 else KINDS_OF_X[self.kind_of_x]
         kind = f"{dtype}" if columns == SCALE_BLOCK else f"{dtype} with scales of 1x{columns or 'k'}"
@@ -77,48 +77,48 @@ class Plan(NamedTuple):
     """The plan that says which rows go where."""
 
     row_of: Tensor
-    """int32 `[tokens, topk]`: each token's rows among the rows sent, which are stacked by rank; the rest is -1."""
+    """int32 `[tokens, topk]`: each token's rows among the sent rows, which are stacked by rank; then -1."""
     sends: list[int]
-    """How many rows go to each rank."""
+    """Number of rows that this process sends to each rank."""
     receives: list[int]
-    """How many come from each rank."""
+    """Number of rows that each rank sends to this process."""
     routes: int
-    """How many routes of the rows that come have an expert here."""
+    """Number of routes of the received rows whose experts are here."""
     group: dist.ProcessGroup | None
 
     def source(self) -> Tensor:
-        """Give the token of each row that is sent."""
+        """Return the token of each sent row."""
         return tokens_of_rows(self.row_of, sum(self.sends))
 
     def forth(self, rows: Tensor) -> Tensor:
-        """Send rows that are stacked by rank, and give the rows received. Rows behind the plan's are not sent."""
+        """Send the plan's rows, stacked by rank, and return the received rows. Later rows are not sent."""
         return exchange(rows[: sum(self.sends)], self.sends, self.receives, self.group)
 
     def back(self, received: Tensor) -> Tensor:
-        """Send a row back for each that came, and give them as this process stacked its own."""
+        """Send back a row for each received row; return the rows in the order in which this process sent its rows."""
         return exchange(received, self.receives, self.sends, self.group)
 
     def sum_up(self, y: Tensor) -> Tensor:
-        """Add up the rows of each token in order of ranks, in FP32, rounded once to BF16."""
+        """Add up the rows of each token in order of ranks, in FP32, and round the sum once to BF16."""
         if not y.shape[0]:
             return y.new_zeros(self.row_of.shape[0], y.shape[1], dtype=torch.bfloat16)
         return sum_rows(y, self.row_of)
 
 
 class ToExperts(torch.autograd.Function):
-    """Tokens and their routes go to the experts' processes; gradients come back, and are added up."""
+    """Sends tokens and their routes to the experts' processes; backward returns the gradients and adds them up."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, p: Tensor, ids: Tensor, plan: Plan, source: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Send one row for each token and rank, and one of its routes. `source` is the plan's."""
+        """Send for each token and rank a row of x and a row of routes. `source`: the token of each sent row."""
         rows = plan.forth(x.index_select(0, source))
         routes = plan.forth(torch.cat([p.view(WORD), words_of_ids(ids)], dim=1).index_select(0, source))
         of_p, of_ids = (each.contiguous() for each in torch.split(routes, p.shape[1], dim=1))
         of_p = of_p.view(p.dtype)
         ctx.plan, ctx.source, ctx.dtype, ctx.tokens = plan, source, x.dtype, len(x)
-        # An output whose input needs no gradient needs none either, so its gradient is neither computed nor sent.
+        # If an input needs no gradient, the gradient of its output is neither computed nor sent.
         needs = zip((rows, of_p, of_ids), ctx.needs_input_grad, strict=False)
         ctx.mark_non_differentiable(*(each for each, is_needed in needs if not is_needed))
         ctx.set_materialize_grads(False)
@@ -127,43 +127,43 @@ class ToExperts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_rows: Tensor | None, of_p: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        """Send the gradients of what came back where it came from."""
+        """Send the gradients of received rows and weights back to the processes that sent them."""
         plan: Plan = ctx.plan
         of_x = None if of_rows is None else plan.sum_up(plan.back(of_rows)).to(ctx.dtype)
-        if of_p is not None:  # a route's expert is on one rank, so all other numbers that are added to it are 0
+        if of_p is not None:  # a route's expert is on one rank; gradients from other ranks are 0
             of_p = of_p.new_zeros(ctx.tokens, of_p.shape[1]).index_add_(0, ctx.source, plan.back(of_p))
         return of_x, of_p, None, None, None
 
 
 class ToTokens(torch.autograd.Function):
-    """Sums go back to their tokens' processes, and are added up; the gradients of tokens go the other way."""
+    """Sends sums back to their tokens' processes and adds them up; backward sends gradients the other way."""
 
     @staticmethod
     def forward(ctx: Any, sums: Tensor, plan: Plan, source: Tensor) -> Tensor:
-        """Send BF16: the sums are rounded to it already."""
+        """Send the sums as BF16, which loses nothing: they are rounded to BF16 already."""
         ctx.plan, ctx.source = plan, source
         return plan.sum_up(plan.back(sums.to(torch.bfloat16))).to(sums.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Send the gradient of each token to each rank that added to it."""
+        """Send the gradient of each token to each rank that sent a sum for the token."""
         return ctx.plan.forth(grad.index_select(0, ctx.source)), None, None
 
 
 def routes_apart(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give a row of x, an id and a weight of 1 for each route, so that no rank adds up routes of a token."""
+    """Return a row of x, an id and a weight of 1 for each route, so that no rank adds up routes of a token."""
     rows = (x.float() if x.dtype == torch.float16 else x)[:, None].expand(-1, ids.shape[1], -1)
     ids = ids.reshape(-1, 1)
     return rows.reshape(len(ids), x.shape[1]), ids, torch.ones_like(ids, dtype=torch.float32)
 
 
 class OfRoutes(torch.autograd.Function):
-    """Rows of `routes_apart` are weighted and added up at their token, as `experts` does."""
+    """Weights the results of the rows of `routes_apart`, and adds them up for each token, as `experts` does."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, ids: Tensor, p: Tensor, num_experts: int, out: Tensor | None) -> Tensor:
-        """Sum up the rows of each token in order of its routes."""
+        """Add up the rows of each token in order of the token's routes."""
         rows = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device).view(ids.shape)
         row_of = rows.masked_fill_((ids < 0) | (ids >= num_experts), -1)
         ctx.save_for_backward(y, p, row_of)
@@ -172,7 +172,7 @@ class OfRoutes(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Give each route its part of the gradient, and its weight the product of its row with it."""
+        """Return the gradient of each route's row, and of its weight: the row times the token's gradient."""
         y, p, row_of = ctx.saved_tensors
         none, grad = (row_of < 0)[..., None], grad.float()[:, None]
         of_y = (grad * p[..., None]).masked_fill_(none, 0).view_as(y).to(y.dtype)
@@ -181,29 +181,29 @@ class OfRoutes(torch.autograd.Function):
 
 
 def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
-    """Send rows to all ranks, and give the rows received, stacked by rank."""
+    """Send rows to all ranks, and return the received rows, stacked by rank."""
     received = sent.new_empty(sum(receives), sent.shape[1])
     all_to_all(received, sent.contiguous(), receives, sends, group)
     return received
 
 
 class Planner:
-    """Tells all processes how many rows come, and makes sure that each of them can go on. One plans call after call."""
+    """Tells all processes how many rows they receive, and whether any process has an error. It serves many calls."""
 
     def __init__(self, count: int, room: int | None, device: torch.device, group: dist.ProcessGroup | None) -> None:
-        """`count` experts are on each process, and at most `room` rows may come to this one."""
+        """`count`: experts of each process. `room`: the most rows that this process may receive, or None."""
         self.count, self.room, self.device, self.group = count, room, device, group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         on_gpu = device.type == "cuda"
         self.has_kernel = on_gpu and is_hopper(device.index) and self.world_size <= plan_sends.MAX_RANKS
-        # A call uses them until the host has heard, which it waits for: so the next call may have them.
+        # Calls share these tensors. The host waits for each call's numbers, so no two calls use them at once.
         numbers = plan_sends.NUM_FACTS + 2 * self.world_size
         self.told = torch.empty(numbers, dtype=torch.int64, device=device)
         self._of_all = torch.empty(self.world_size * numbers, dtype=torch.int64, device=device)
         self._on_host = self._of_all
         if on_gpu:
             self._on_host = torch.empty(self._of_all.shape, dtype=torch.int64, device="cpu", pin_memory=True)
-        # Views of all ranks' numbers: facts to agree about, rows from each rank to each, rows and routes sent here.
+        # Views of all ranks' numbers: facts that must agree, rows from each rank to each rank, rows and routes to here.
         heard = self._on_host.view(self.world_size, numbers)
         self._heads = heard[:, : plan_sends.NUM_FACTS].t()
         self._rows = heard[:, plan_sends.NUM_FACTS :][:, : self.world_size]
@@ -213,11 +213,11 @@ class Planner:
         self._comes = ToHost(self._of_all, self._on_host) if on_gpu else None
 
     def plan(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Plan:
-        """Ask, and wait for the answer."""
+        """Send this process's numbers, wait for the numbers of all processes, and return the plan."""
         return self.hear(self.ask(topk_ids, mistake, facts), mistake, facts)
 
     def ask(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Tensor:
-        """Give tokens their rows, and tell all processes how many there are. The host waits for nothing."""
+        """Give tokens their rows, and send the counts of rows to all processes. The host waits for nothing."""
         ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
         numbers = [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
         if self.has_kernel:
@@ -266,18 +266,18 @@ PLANNED = Function(_planned, _planned, lambda *tensors: tensors, never, free=[FR
 
 
 class Everywhere:
-    """Every token goes to every process: sizes are fixed, and the host reads nothing."""
+    """Sends every token to every process: sizes are fixed, so the host reads nothing."""
 
     def __init__(self, max_tokens: int, topk: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
         self.max_tokens, self.topk, self.device, self.group = max_tokens, topk, device, group
         self.world_size = dist.get_world_size(group)
-        # Made here, so that no graph captures it: the row of each token on each rank.
+        # The row of each token on each rank, made here so that no graph captures the computation.
         ranks = torch.arange(self.world_size, device=device).expand(max_tokens, -1)
         self.rows = expert_rows(ranks, self.world_size)
         self.ones = torch.ones_like(self.rows.row_of, dtype=torch.float32)
 
     def dispatch(self, message: Tensor) -> Tensor:
-        """Send `max_tokens` rows to all ranks; give the rows of all ranks, `max_tokens` from each."""
+        """Send `max_tokens` rows to all ranks; return the rows of all ranks, `max_tokens` from each rank."""
         received = message.new_empty(self.world_size * self.max_tokens, message.shape[1])
         all_gather(received, message, self.group)
         return received
@@ -292,11 +292,11 @@ class Everywhere:
 
 @torch.no_grad()
 def compute_mega(asked: MegaProblem | Exception, sizes: MegaSizes, planner: Planner | None) -> None:
-    """Compute a call of mega MoE on all ranks: FP8 rows go to their experts, a BF16 row comes back for each route.
+    """Compute a call of mega MoE on all ranks: FP8 rows go to their experts, and a BF16 row comes back for each route.
 
-    A result is added up at its token's rank in order of routes, so it has the same bits for any number of ranks. A
+    A token's rank adds up the token's results in order of routes, so sums have the same bits for any number of ranks. A
     mistake of one rank is an error on each, before rows are sent. The host waits for the counts of all ranks. Without a
-    planner this rank is alone: what is sent has come, and the host waits for nothing.
+    planner this rank is alone: it sends nothing, and the host waits for nothing.
     """
     facts = Facts(sizes.num_experts, sizes.hidden, sizes.topk, IS_FP8, 0)
     if isinstance(asked, Exception):
@@ -312,7 +312,7 @@ def compute_mega(asked: MegaProblem | Exception, sizes: MegaSizes, planner: Plan
         return
     came = Arrived(plan.forth(message.index_select(0, plan.source())), sizes.hidden, sizes.topk)
     results, rows = experts_here(came, asked, sizes, plan.routes)
-    # By row that came, then by route, as the ranks of tokens stack them.
+    # Ordered by received row, then by route: the tokens' ranks expect this order.
     is_here = rows.row_of >= 0
     routes = torch.cat([each.sum()[None] for each in torch.split(is_here, plan.receives)])
     own = stack_routes(owners_of_routes(topk_ids, sizes.here, sizes.ranks), sizes.ranks)
@@ -325,7 +325,7 @@ def compute_mega(asked: MegaProblem | Exception, sizes: MegaSizes, planner: Plan
 
 
 def experts_here(came: Arrived, p: MegaProblem, sizes: MegaSizes, routes: int | None) -> tuple[Tensor, ExpertRows]:
-    """Compute BF16 results of the experts here, a row for each route: `routes` rows if the host knows the number."""
+    """Compute BF16 results of the experts here, a row for each route. `routes`: their number if the host knows it."""
     rows = stack_routes(came.ids, sizes.here, sizes.first)
     if p.counts is not None:
         p.counts.add_(rows.counts)

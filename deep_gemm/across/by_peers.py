@@ -1,12 +1,12 @@
-"""The way of rows between the GPUs of a node by our own kernels, which read and write the memory of their peers.
+"""Move rows between the GPUs of a node by our own kernels, which read and write the memory of other GPUs.
 
-    post_rows:          tokens, cast to FP8 or in BF16 -> this rank's room; which experts want them -> all rooms
+    post_rows:          tokens, cast to FP8 or in BF16 -> this rank's room; ids of the tokens' experts -> all rooms
     route_rows:         a row for each route to an expert here
-    gather_rows:        rooms -> rows of the experts here, and where the result of each row goes
-    rows_to_addresses:  the second product, each row -> the place of its route on the token's rank; beside the first one
-    meet_ranks, gather_weighted: a token's results, summed up by weight in order of its routes
+    gather_rows:        rooms -> rows of the experts here, and the address of each row's result
+    rows_to_addresses:  each row of the second product -> its route's place on the token's rank; runs beside the first
+    meet_ranks, gather_weighted: a token's results, weighted and added up in order of its routes
 
-`Peers` takes addresses, wherever they are from; `connect` gets them from torch's symmetric memory.
+`Peers` takes addresses from any source; `connect` gets them from torch's symmetric memory.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from .message import WORD, with_aligned_rows
 
 
 class Peers:
-    """Each rank fetches the tokens of its experts alone. Sizes are fixed, and the host reads nothing."""
+    """Lets each rank fetch only the tokens of its experts. Sizes are fixed, and the host reads nothing."""
 
     def __init__(
         self, memory: Tensor, addresses: tuple[int, ...], room: Room, rank: int, seconds: float, experts: int
     ) -> None:
-        """`memory` is this rank's room, uint8 zeros. `addresses` has the address of each rank's room, this rank's too.
+        """`memory` is this rank's room, uint8 zeros. `addresses`: the addresses of all ranks' rooms.
 
         `experts` is the number of experts of each rank.
         """
@@ -59,7 +59,7 @@ class Peers:
         self._missed = ctypes.c_int32.from_address(report.data_ptr())
         of_slots = memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES]
         self.ids = of_slots.view(WORD).view(room.slots, room.topk)
-        """Experts here that each slot goes to, numbered from 0, -1 for none. A slot without any may hold anything."""
+        """The experts here of each slot's token, from 0 on; -1: none. A slot without experts may hold anything."""
         self.results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, room.hidden)
 
     def decode(
@@ -117,14 +117,14 @@ def _decoded(
 
 
 def _is_one_kernel(node: Node, rows: int, w1: Rows, w2: Rows) -> bool:
-    """Tell whether both products are one kernel: both weights are FP8, and the first product activates."""
+    """Tell whether one kernel computes both products: both weights are FP8, and the first product activates."""
     if w1[1] is None or is_packed(w1) or is_packed(w2) or node.room.ranks < rows_twice.LEAST_RANKS:
         return False
     return activates_in_product(rows, w1[0].shape[1] // 2)
 
 
 def _multiply(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:
-    """Multiply rows of experts that gather_rows brings from the rooms."""
+    """Multiply the rows of experts, which gather_rows copies from the rooms."""
     device, hidden, count = rows.token_of.device, node.room.hidden, rows.token_of.shape[0]
     dtype, of_middle = (torch.bfloat16, None) if w1[1] is None else (torch.float8_e4m3fn, PER_ROW)
     values = empty("rows of experts", (count, hidden), dtype, device)
@@ -147,14 +147,14 @@ MADE, MADE_BY_BF16 = replace(INTO, outputs=0), replace(INTO_BY_BF16, outputs=0)
 
 
 def why_not(device: torch.device, ranks: int) -> str | None:
-    """Say why ranks cannot write into each other's memory; None if nothing is known against it."""
+    """Say why ranks cannot write into each other's memory; None if no reason is known."""
     if device.type != "cuda" or not is_hopper(device.index):
         return f"expected weights on a Hopper GPU, got {device}"
     return Room(ranks, 1, ADDRESS_ALIGNMENT, 1).why_impossible()
 
 
 def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, seconds: float, experts: int) -> Peers:
-    """Make the rooms of all ranks, and tell each rank where the others' rooms are. All ranks call it together.
+    """Make the room of each rank, and tell all ranks the rooms' addresses. All ranks call this function together.
 
     `experts` is the number of experts of each rank.
     """
@@ -175,8 +175,8 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
             "peer_memory: torch's symmetric memory could not map the memory of the other GPUs, which must be of one "
             f"node and reach each other by NVLink: {error}"
         ) from error
-    within = memory.data_ptr() - starts[rank]  # where the tensor lies in its allocation, on each rank the same
+    within = memory.data_ptr() - starts[rank]  # the tensor's offset in its allocation, the same on each rank
     peers = Peers(memory.zero_(), tuple(start + within for start in starts), room, rank, seconds, experts)
     torch.cuda.synchronize(device)
-    dist.barrier(group)  # no rank writes to a room before it is zeros
+    dist.barrier(group)  # no rank writes to a room before the room holds zeros
     return peers

@@ -42,7 +42,7 @@ def count_of_each(num_experts: int, world_size: int) -> int:
     """Return the number of experts of each process."""
     num_experts = integer_in_range("num_experts", num_experts, 1)
     if world_size < 1:
-        raise ValueError("group: expected one that this process is a member of")
+        raise ValueError("group: expected a group that this process is a member of")
     if num_experts % world_size:
         raise ValueError(
             f"num_experts: expected a multiple of the number of processes, {world_size}, got {num_experts}"

@@ -1,7 +1,7 @@
 """A gated mixture of experts over the processes of a group. docs/experts_across_gpus.md has the picture.
 
 tokens --FP8 or BF16, one copy for each rank--> rows --expert_rows of the experts here--> products, sums by weight
-out <--added up in order of ranks-- BF16, one row for each that came <--------------'
+out <--added up in order of ranks-- BF16, one row for each received row <----------'
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from .rows_to_addresses import check_weight
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 FEW_ROWS = 2
-"""Most rows, of all ranks together, for which the kernel of few tokens is faster (two H200, 2026-11-29)."""
+"""The most rows of all ranks together for which the kernel of few tokens is faster (two H200, 2026-11-29)."""
 
 
 class Experts(Holder, Trained):
-    """The experts of a mixture, an equal part of them on each process of a group: `experts` of all tokens together.
+    """A mixture of experts, with an equal share of them on each process of a group: `experts` for all tokens.
 
-    - `num_experts`: how many there are on all processes together, a multiple of the number of processes.
-    - `w1`, `w2`: this process's, `[num_experts / processes, 2 intermediate, hidden]` and `[..., hidden, intermediate]`:
-      pairs of FP8 or FP4 values and scales, as `experts` takes them, or tensors in FP32, BF16 or FP16. Tensors become
-      parameters, are cast in each call, and get gradients.
+    - `num_experts`: the number of experts of all processes together, a multiple of the number of processes.
+    - `w1`, `w2`: weights of this process's experts, `[num_experts / processes, 2 intermediate, hidden]` and
+      `[..., hidden, intermediate]`: pairs of FP8 or FP4 values and scales, as `experts` takes them, or tensors in FP32,
+      BF16 or FP16. Tensors become parameters, are cast in each call, and get gradients.
     - `group`: the default group if it is None.
-    - `limit`, `gran_k`, `recipe_b`: as for `experts`; the last two are for pairs alone. Tokens travel with a scale for
-      each `gran_k` columns. With `peer_memory` scales are for 128 columns of a row and 128x128 of a weight, or FP4's.
-    - `products`: "bf16" computes with tensors in BF16, as for `nn.Experts`: tokens travel uncast.
-    - `room`: the most rows that may come to this process in the prefill form; no limit if it is None.
+    - `limit`, `gran_k`, `recipe_b`: as for `experts`; the last two apply only to pairs. Tokens are sent with a scale
+      for each `gran_k` columns. With `peer_memory` a scale covers 128 columns of a token, 128x128 of an FP8 weight.
+    - `products`: "bf16" computes with tensors in BF16, as for `nn.Experts`: tokens are sent uncast.
+    - `room`: the most rows that this process may receive in the prefill form; no limit if it is None.
     - `max_tokens`: the most tokens of any process in the decode form, the same on each process.
-    - `peer_memory`: the decode form writes straight into the memory of the other GPUs, all of one node, instead of
-      through collectives; `seconds` is how long a GPU waits there for another one.
+    - `peer_memory`: the decode form uses no collectives: GPUs, all of one node, read and write each other's memory, and
+      wait for each other at most `seconds`.
 
-    Every process of the group makes every call, those without tokens too. With `set_batch_invariant(True)` each route
-    travels by itself, and counts as a row of `room`: results have the bits of `experts`, however many processes share.
+    Every process of the group makes every call, even without tokens. With `set_batch_invariant(True)` each route is
+    sent by itself, and counts as a row of `room`; results then have the bits of `experts` for any number of processes.
     """
 
     products = FP8
@@ -130,7 +130,7 @@ class Experts(Holder, Trained):
         return {**self.__dict__, "_everywhere": {}, "_peers": None, "_planner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
-        """Copy all but the group, whose processes are the same."""
+        """Copy everything except the group, which the copy shares."""
         memo[id(self.group)] = self.group
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
@@ -145,7 +145,7 @@ class Experts(Holder, Trained):
         )
 
     def weights(self) -> tuple[Operand | Tensor, Operand | Tensor]:
-        """Both weights as `experts` takes them."""
+        """Return both weights in the form that `experts` takes."""
         if self.w1 is None or self.w2 is None:
             return self.held("w1"), self.held("w2")
         w1, w2 = self.w1.detach(), self.w2.detach()
@@ -154,13 +154,13 @@ class Experts(Holder, Trained):
         return per_block_cast_to_fp8(w1), per_block_cast_to_fp8(w2)
 
     def _operands(self) -> list[Rows]:
-        """Both weights as products take them."""
+        """Return both weights in the form that products take."""
         both = zip(("w1", "w2"), self.weights(), strict=True)
         return [(laid_out(name, w, "n"), None) if isinstance(w, Tensor) else w for name, w in both]
 
     @property
     def _columns(self) -> Any:
-        """Columns of a token that share a scale as it travels; None if it travels uncast."""
+        """Return the number of columns of a sent token that share a scale; None if tokens are sent uncast."""
         _, of_x, _ = self.operands[0]
         return None if of_x is None else of_x.columns
 
@@ -168,7 +168,7 @@ class Experts(Holder, Trained):
         return self.w1_values.device if self.w1 is None else self.w1.device
 
     def planner(self) -> Planner:
-        """The planner of the prefill form's calls, made in the first one."""
+        """Return the planner of the prefill form's calls; the first call makes it."""
         device = self._device()
         if self._planner is None or self._planner.device != device:
             with torch.inference_mode(False):  # calls of any mode write into its tensors
@@ -226,7 +226,7 @@ class Experts(Holder, Trained):
     def _trained(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
         """Compute the mixture with gradients, or in BF16: tokens travel in their own type, as gradients need them.
 
-        The row that is cast is the same, so the result has the bits of the other way.
+        The cast sees the same rows as in `_computed`, so the result has the same bits.
         """
         source = plan.source()
         rows_x, p, ids = ToExperts.apply(x, topk_weights.float(), topk_ids, plan, source)  # type: ignore[no-untyped-call]
@@ -242,7 +242,7 @@ class Experts(Holder, Trained):
         return stack_routes(ids, self.share.here, self.share.first, routes)
 
     def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
-        """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""
+        """Return the BF16 sum of the experts here for each received row; zeros for a row without a route here."""
         message, *sizes = arrived
         count = arrived.ids.numel() if routes is None else routes
         if not count:
@@ -283,9 +283,9 @@ class Experts(Holder, Trained):
         The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
         Memory is for the worst case (`decode_bytes`). The result has the bits of the prefill form; with `peer_memory`,
         the bits of `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient:
-        inputs that would lose one are refused as by `experts`. A mistake is an error on this process alone.
-        With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
-        the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
+        an input that would lose its gradient is refused, as by `experts`. A mistake is an error on this process alone.
+        With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come in time, results
+        of the other GPUs are undefined, and their next call, or `check` after a graph's replay, raises a RuntimeError.
         """
         if torch.is_grad_enabled():
             no_gradient("x", x)
@@ -295,9 +295,9 @@ class Experts(Holder, Trained):
         return self._decoded(x, topk_ids, topk_weights, out)
 
     def everywhere(self, topk: int, is_apart: bool) -> Everywhere:
-        """The sender of tokens, or of routes apart, to everywhere, made in its first call: graphs use its tensors.
+        """Return the `Everywhere` of tokens or of single routes: the first call makes it, as graphs use its tensors.
 
-        Later calls have as many routes for a token.
+        Later calls must have the same number of routes for each token.
         """
         device, made = self._device(), self._everywhere.get(is_apart)
         if made is None or made.device != device:
@@ -310,14 +310,14 @@ class Experts(Holder, Trained):
         return made
 
     def _check_weights(self) -> None:
-        """Check weights that are cast again: a module may have been moved or cast since it was made."""
+        """Check weights that each call casts: the module may have been moved or cast since it was made."""
         if self.w1 is None:
             share = self.share
             where = share.rank, share.ranks
             share_of_experts(share.num_experts, *self.weights(), *where, self.gran_k, self.recipe_b)
 
     def connected(self, topk: int) -> Peers:
-        """The peers of this process, connected in the first call; later calls have as many routes for a token."""
+        """Return the peers, connected in the first call. Later calls must have the same number of routes of a token."""
         if self._peers is None:
             assert self._most is not None and self._seconds is not None
             room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk, self._columns)
@@ -327,7 +327,7 @@ class Experts(Holder, Trained):
         return self._peers
 
     def check(self) -> None:
-        """Raise if, with `peer_memory`, another GPU did not come in time to a call that has run: see `decode`."""
+        """Raise an error if, with `peer_memory`, another GPU came too late to a call that has run: see `decode`."""
         if self._peers is not None:
             torch.cuda.synchronize(self._device())
             self._peers.check()

@@ -1,10 +1,10 @@
-// Copies rows that came, or that lie ready on other ranks, to the rows of their experts. Values stay as they are. Scales of a block
-// of columns go beside each other, as products load them. `addresses` gets where each row's result goes, `weights` its route's weight.
+// Copies received rows, or rows in the rooms of other ranks, to the rows of their experts. Values stay unchanged. The scales of a
+// block of columns become contiguous, as products load them. `addresses` gets each result's address, `weights` each route's weight.
 //
-//   first CTAs, a warp a stretch of kColumns:  slot | values | scales | weights |  --values--> its rows, by row_of: read once
-//   other CTAs, of FP8 alone, 32 rows each:   their slots, by token_of --scales--> shared memory --> sfa[block][rows]: one line a block
+//   first CTAs, a warp for kColumns bytes:  slot | values | scales | weights |  --values, read once--> all rows of the slot
+//   other CTAs (FP8 only), 32 rows each:   the rows' slots --scales--> shared memory --> sfa[block][rows]: one line for a block
 //
-// A row without a token, which lies behind all others, stays as it is.
+// A row without a token stays unchanged; such rows follow all others.
 #pragma once
 #include "config.cuh"
 #include "lanes.cuh"
@@ -20,29 +20,29 @@ struct GatherRowsParams {
   float* sfa;               // [blocks of 128 columns, pitch]
   float* weights;           // [rows], or null
   uint64_t* addresses;      // [rows], or null
-  uint64_t results;         // byte of a room: [max_tokens, topk, hidden] of BF16
+  uint64_t results;         // offset in a room of BF16 [max_tokens, topk, hidden]
   uint32_t num_slots, rows, hidden, topk, scales_at, weights_at, pitch;  // hidden: bytes of a row
-  uint32_t max_tokens, slot_bytes;  // of a rank, whose slots begin where its room does
+  uint32_t max_tokens, slot_bytes;  // of a rank; its slots begin at the start of its room
   Meeting meeting;
 };
-#include "gather_rows_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "gather_rows_params_layout.cuh"  // asserts the layout that core/params.py packs
 
 constexpr uint32_t kWarps = kNumThreads / 32, kAtOnce = kColumns / 512;
-constexpr uint32_t kRows = 32;  // whose scales a CTA lays
+constexpr uint32_t kRows = 32;  // rows whose scales a CTA lays out
 
 struct SharedStorage {
-  float scales[kRows][kMaxBlocks + 1];  // one more: rows of a block lie in different banks
+  float scales[kRows][kMaxBlocks + 1];  // one more, so that rows of a block are in different banks
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "GatherRowsConfig.shared_bytes and SharedStorage differ");
 
-// ---- Where rows of tokens and results of routes lie in the rooms of the ranks
+// ---- Addresses of tokens' rows, and of routes' results, in the rooms of the ranks
 
-// The row of a slot. Slots number the tokens of all ranks, and each rank has room for `max_tokens`.
+// Returns the address of a slot's row. Slots number the tokens of all ranks, `max_tokens` for each rank.
 DEVICE const uint8_t* row_of_slot(const Meeting& m, uint32_t slot, uint32_t max_tokens, uint32_t row_bytes) {
   return m.rooms[slot / max_tokens] + uint64_t{slot % max_tokens} * row_bytes;
 }
 
-// Where the result of a slot's route goes. `results` is a byte of a room: BF16 [max_tokens, topk, columns].
+// Returns the address of a slot's route's result. `results`: offset in a room of BF16 [max_tokens, topk, columns].
 DEVICE uint64_t place_of_result(const Meeting& m, uint32_t slot, uint32_t route, uint32_t max_tokens, uint32_t topk,
                                 uint32_t columns, uint64_t results) {
   const uint64_t place = (uint64_t{slot % max_tokens} * topk + route) * columns * 2;
@@ -53,8 +53,8 @@ DEVICE void store_address(uint64_t* to, uint64_t address) {
   ptx::st_global_v2_b32(to, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
 }
 
-// A rank that missed another has rows that are of no use, touches no room, and has no results either: 0 is nowhere. By all of
-// some threads, this one being number `thread`.
+// If another rank did not come in time, rows are useless and no room is touched: addresses of 0 discard the results. Called
+// by `threads` threads; this thread has number `thread`.
 DEVICE void send_nowhere(uint64_t* addresses, uint32_t rows, uint32_t thread, uint32_t threads) {
   for (uint32_t row = thread; row < rows; row += threads) store_address(addresses + row, 0);
 }
@@ -65,11 +65,11 @@ DEVICE const uint8_t* slot_at(const GatherRowsParams& p, uint32_t slot) {
   return row_of_slot(p.meeting, slot, p.max_tokens, p.slot_bytes);
 }
 
-// Copies a stretch of a slot's values to the rows that lanes of this mask hold in `row`.
+// Copies kColumns bytes of a slot's values to the rows that the lanes of `mask` hold in `row`.
 DEVICE void copy_values(const GatherRowsParams& p, const uint8_t* from, uint32_t stretch, uint32_t mask, uint32_t row,
                         uint32_t lane) {
   const uint32_t first = stretch * kColumns + lane * 16;
-  ptx::Uint4 pieces[kAtOnce];  // all on their way before the first is stored
+  ptx::Uint4 pieces[kAtOnce];  // all loads start before the first piece is stored
 #pragma unroll
   for (uint32_t i = 0; i < kAtOnce; ++i)
     if (first + i * 512 < p.hidden) pieces[i] = ptx::ld_global_v4_b32(from + first + i * 512);
@@ -84,7 +84,7 @@ DEVICE void copy_values(const GatherRowsParams& p, const uint8_t* from, uint32_t
   }
 }
 
-// By what weight a route's row counts, and where its result goes.
+// Stores the weight of a route's row, and the address of its result.
 DEVICE void say_where(const GatherRowsParams& p, uint32_t slot, uint32_t route, uint32_t row) {
   if (p.weights != nullptr)
     ptx::st_global_f32(p.weights + row, ptx::ld_global_f32(slot_at(p, slot) + p.weights_at + route * 4));

@@ -15,7 +15,7 @@ from ..moe.check import ExpertRows
 
 MAX_BLOCKS = MAX_ROW_BYTES // SCALE_BLOCK
 ALL_TOKENS = (1 << 32) - 1
-"""The `max_tokens` that makes all slots of one memory, however many they are, slots of one rank."""
+"""A `max_tokens` so large that any number of slots belongs to one rank: for slots of one memory."""
 
 
 class Slots(NamedTuple):
@@ -36,7 +36,7 @@ class Gathered(NamedTuple):
     weights: Tensor | None = None
     """FP32 `[rows]`: the weight of each row's route."""
     addresses: Tensor | None = None
-    """int64 `[rows]`: where the result of each row goes."""
+    """int64 `[rows]`: the address of each row's result."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class GatherRowsConfig(Config):
     ctas_per_sm: int = 4
     rows: int = 32
     columns: int = 4096
-    """Bytes of a warp, which starts all their loads before it stores the first."""
+    """Bytes that a warp copies; it starts all loads before it stores the first piece."""
     value_bytes: int = 1
     """Bytes of a value: 2 of BF16, which has no scales."""
     max_blocks = MAX_BLOCKS
@@ -73,7 +73,7 @@ KERNEL = Kernel("gather_rows", "GatherRowsParams", lambda: [*CONFIGS.values()], 
 
 
 def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:
-    """Copy rows that came, or that lie ready in the rooms of a node's ranks, to the rows of their experts.
+    """Copy received rows, or rows in the rooms of a node's ranks, to the rows of their experts.
 
     Results have addresses only in a node.
     """
@@ -84,7 +84,7 @@ def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:
 
 
 def grid(config: GatherRowsConfig, slots: int, rows: int, hidden: int) -> int:
-    """CTAs that copy values, and CTAs that lay scales."""
+    """Count the CTAs that copy values, and the CTAs that lay out scales."""
     stretches = ceil_div(hidden * config.value_bytes, config.columns)
     of_scales = ceil_div(rows, config.rows) if config.value_bytes == 1 else 0
     return ceil_div(slots * stretches, config.num_threads // 32) + of_scales

@@ -1,14 +1,14 @@
-"""The way of mega MoE between the GPUs of a node, by kernels that use the memory of peers: see by_peers.py.
+"""Compute mega MoE between the GPUs of a node, by kernels that use the memory of other GPUs: see by_peers.py.
 
-    post_rows:          tokens, FP8 already -> this rank's room; which experts want them -> all rooms
+    post_rows:          tokens, FP8 already -> this rank's room; ids of the tokens' experts -> all rooms
     route_rows:         a row for each route to an expert here
-    gather_rows:        rooms -> rows of the experts here, their weights, and where each row's result goes
+    gather_rows:        rooms -> rows of the experts here, their weights, and the address of each row's result
     the first product:  gate and up, activated, weighted, cast. With FP4 weights it gives
-                        gate and up in BF16, and cast_rows does the rest
-    rows_to_addresses:  the second one, each row -> the place of its route on the token's rank; FP8's beside the first
-    meet_ranks, gather_weighted: a token's results, summed up in order of its routes
+                        gate and up in BF16, and cast_rows does the other steps
+    rows_to_addresses:  each row of the second product -> its route's place on the token's rank; FP8: beside the first
+    meet_ranks, gather_weighted: a token's results, added up in order of its routes
 
-The host waits for nothing. A rank of a group of one has the same way, so that a GPU gives the same bits in any group.
+The host waits for nothing. A group of one rank uses the same kernels, so a GPU gives the same bits in any group.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .gather_rows import Gathered
 from .mega_check import MegaSizes, MegaTensors, mega_problem
 
 SECONDS = 30.0
-"""How long a GPU waits for another one."""
+"""The time that a GPU waits for another GPU, in seconds."""
 
 
 def room_of(sizes: MegaSizes) -> Room:
@@ -68,7 +68,7 @@ def peers_of(sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | 
 
 
 class Calls:
-    """The calls of one buffer."""
+    """Runs the calls of one buffer."""
 
     def __init__(self, sizes: MegaSizes, tensors: MegaTensors, peers: Peers) -> None:
         self.sizes, self.tensors, self.peers = sizes, tensors, peers
@@ -98,7 +98,7 @@ def _answer(
     is_fp4: bool,
     _: bool,
 ) -> Tensor | None:
-    """Check and compute a call; give how many tokens came to each expert here if it counts them."""
+    """Check and compute a call; return the number of tokens that each expert here received, if the call counts them."""
     p = mega_problem(y, l1, l2, sizes, tensors, counts, limit, is_fp4=is_fp4)
     with torch.no_grad():
         result_of = empty("places of results", tensors.topk_idx.shape, torch.int32, y.device)

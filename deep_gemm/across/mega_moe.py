@@ -46,9 +46,9 @@ MISTAKES = (ValueError, TypeError, NotImplementedError)
 
 
 class SM90SymmBuffer:
-    """The memory of `fp8_mega_moe` and `fp8_fp4_mega_moe`: tokens, routes, room to work.
+    """The memory of `fp8_mega_moe` and `fp8_fp4_mega_moe`: tokens, routes, and tensors for intermediate results.
 
-    `get_symm_buffer_for_sm90_mega_moe` makes it, and `get_symm_buffer_for_mega_moe` by the other name.
+    `get_symm_buffer_for_sm90_mega_moe` and `get_symm_buffer_for_mega_moe` make it.
 
     Before each call the caller fills the first `len(y)` rows of these tensors, `y` being the call's output:
 
@@ -57,9 +57,9 @@ class SM90SymmBuffer:
     - `topk_weights`: FP32 `[T, topk]`.
 
     T is `num_max_tokens_per_rank`. The two products of a call read `l1_acts`, `l1_acts_sf`, `l2_acts` and
-    `l2_acts_sf`, a row for each route: room for every token of every rank on all its experts here. (With FP4
-    weights `l2_acts_sf` has a scale for 128 columns in its first half; through collectives the second product has
-    memory of its own.)
+    `l2_acts_sf`, which have a row for every route of every rank, in case all experts are here. (With FP4 weights
+    the first half of `l2_acts_sf` holds scales for 128 columns; through collectives the second product uses separate
+    memory.)
     """
 
     x: Tensor
@@ -77,7 +77,7 @@ class SM90SymmBuffer:
     l2_acts: Tensor
     """FP8 values that the second product reads."""
     l2_acts_sf: Tensor
-    """Scales of `l2_acts`, one for each 64 columns of it, or 128 with FP4 weights."""
+    """Scales of `l2_acts`, one for each 64 columns, or for each 128 columns with FP4 weights."""
 
     def __init__(
         self, sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None, peers: Peers | None = None
@@ -106,20 +106,20 @@ class SM90SymmBuffer:
         self.calls = None if peers is None else mega_by_peers.Calls(sizes, self._tensors, peers)
 
     def destroy(self) -> None:
-        """Give the memory back. No call takes the buffer from then on."""
+        """Free the memory. Calls refuse the buffer from then on."""
         self._tensors = self.calls = self.planner = None
 
     @property
     def tensors(self) -> MegaTensors:
-        """All of them; none of a buffer that was destroyed."""
+        """Return all tensors of the buffer; raise an error if the buffer was destroyed."""
         if self._tensors is None:
-            raise ValueError("buffer: expected one that is in use, got one that was destroyed")
+            raise ValueError("buffer: expected a buffer in use, got a destroyed one")
         return self._tensors
 
-    if not TYPE_CHECKING:  # a checker would take every name to be there
+    if not TYPE_CHECKING:  # otherwise a type checker would accept every name
 
         def __getattr__(self, name: str) -> Tensor:
-            """Give one of the tensors."""
+            """Return a tensor of the buffer by its name."""
             if name not in MegaTensors._fields:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(self.tensors, name)
@@ -135,16 +135,16 @@ def get_symm_buffer_for_sm90_mega_moe(
     use_fp8_dispatch: bool = True,
     activation: str = "swiglu",
 ) -> SM90SymmBuffer:
-    """Make a buffer for `fp8_mega_moe`. All ranks of the group call it together, with the same numbers.
+    """Make a buffer for `fp8_mega_moe`. All ranks of the group make this call together, with the same numbers.
 
-    - `group`: the default group if it is None; without one this process is alone.
-    - `num_experts`: of all ranks together. Each has an equal part, in order of ranks.
+    - `group`: the default group if it is None; without a default group this process is alone.
+    - `num_experts`: the experts of all ranks together. Each rank has an equal share, in order of ranks.
     - `num_max_tokens_per_rank`: rounded up to a multiple of 128.
     - `hidden`, `intermediate_hidden`: multiples of 256 and of 128.
     - `use_fp8_dispatch`, `activation`: True and "swiglu", or a NotImplementedError.
 
-    Its tensors are on the current GPU; on the CPU if there is no GPU or the group is Gloo's. At most 8 Hopper GPUs,
-    which have to be of one node, write into each other's memory in a call; otherwise rows go through collectives.
+    The buffer is on the current GPU, or on the CPU if there is no GPU or the group is Gloo's. In a call up to 8 Hopper
+    GPUs, which must be of one node, write into each other's memory; otherwise rows go through collectives.
 
     >>> buffer = get_symm_buffer_for_sm90_mega_moe(None, 8, 100, 2, 256, 128)
     >>> buffer.x.shape, buffer.x_sf.shape, buffer.topk_idx.shape
@@ -158,7 +158,7 @@ def get_symm_buffer_for_sm90_mega_moe(
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
     if not is_alone:
         given = {"num_experts": sizes.num_experts, "num_max_tokens_per_rank": sizes.max_tokens, "num_topk": sizes.topk}
-        # A GPU of another kind has another way, on which it would wait for the others for ever.
+        # A GPU of another kind would use collectives, and wait for the other GPUs for ever.
         way = {"peer_memory": int(mega_by_peers.why_not_by_peers(sizes, device) is None)}
         given |= {"hidden": sizes.hidden, "intermediate_hidden": sizes.intermediate, **way}
         all_agree(given, device, group)
@@ -173,8 +173,8 @@ def transform_weights_for_mega_moe_sm90(l1_weights: Operand, l2_weights: Operand
       `[experts here, 2 intermediate / 128, hidden / 128]`; `l2_weights`: values `[experts here, hidden, intermediate]`,
       and scales likewise. `per_block_cast_to_fp8` gives them.
 
-    In the values of `l1_weights` 8 rows of the gate and 8 of up then follow each other, so that one thread of a kernel
-    has both. Scales stay as they are, and so do `l2_weights`.
+    In the values of `l1_weights` 8 rows of the gate and 8 of up then alternate, so that one thread of a kernel has
+    both. Scales and `l2_weights` stay unchanged.
 
     >>> l1, l2 = per_block_cast_to_fp8(torch.ones(1, 256, 256)), per_block_cast_to_fp8(torch.ones(1, 256, 128))
     >>> l1[0][0, :128] = 2  # the gate
@@ -201,12 +201,12 @@ def mega_moe_pre_dispatch_sm90(
     group_size: int = 128,
     routed_scaling_factor: float = 1.0,
 ) -> None:
-    """Cast tokens to FP8 as `per_token_cast_to_fp8` does, into the tensors of a buffer, and their routes beside them.
+    """Cast tokens to FP8 as `per_token_cast_to_fp8` does, into the tensors of a buffer, and copy their routes too.
 
     - `x`: `[tokens, hidden]`, BF16, FP16 or FP32; `topk_idx`: int32 or int64 `[tokens, topk]`, -1 for no expert;
       `topk_weights`: `[tokens, topk]`, FP32, BF16 or FP16.
-    - `buf_x`, `buf_x_sf`, `buf_topk_idx`, `buf_topk_weights`: these tensors of a `SM90SymmBuffer`.
-    - `num_tokens`: the number of tokens that count; None: all. The buffer's rows behind them get no expert.
+    - `buf_x`, `buf_x_sf`, `buf_topk_idx`, `buf_topk_weights`: `x`, `x_sf`, `topk_idx`, `topk_weights` of the buffer.
+    - `num_tokens`: the number of tokens that count; None: all. Later rows of the buffer get no expert.
     - `group_size`: 128, or a NotImplementedError. `routed_scaling_factor`: a factor of all weights.
 
     >>> buffer = get_symm_buffer_for_sm90_mega_moe(None, 8, 128, 1, 256, 128)
@@ -246,21 +246,21 @@ def fp8_mega_moe(
         gate, up = the halves of l1_weights[e] @ x[t]                                       e = topk_idx[t, k]
         y[t] = sum over k of l2_weights[e] @ Q(silu(gate) * up * topk_weights[t, k])
 
-    - `y`: BF16 `[tokens, hidden]`. A rank has at most `num_max_tokens_per_rank` tokens, and may have none. The buffer's
-      rows behind them are not read.
+    - `y`: BF16 `[tokens, hidden]`. A rank has at most `num_max_tokens_per_rank` tokens, and may have none. Later
+      rows of the buffer are not read.
     - `l1_weights`, `l2_weights`: of this rank's experts, from `transform_weights_for_mega_moe_sm90`.
     - `cumulative_local_expert_recv_stats`: int32 `[experts here]`; the call adds how many tokens each expert received.
     - `recipe`, `activation`: (128, 128, 128) and "swiglu", or a NotImplementedError.
-    - `activation_clamp`: the gate counts as at most this, up as within +-this.
+    - `activation_clamp`: gate is clamped to at most this number, up to +- this number.
     - `fast_math`: accepted; it changes nothing. `num_tokens_bound`: accepted as None.
 
     Calls with one buffer follow each other on one stream.
 
     gate and up are FP32, accumulated as in `fp8_gemm_nt`. Q casts to FP8 with one scale, largest / 448, for each row
     and 64 columns. A route's result is rounded to BF16. The sum over k is FP32, in order of k, and rounded once to
-    BF16: the same bits each time, whatever the number of ranks. A mistake of one rank is an error on each if rows go
-    through collectives. By peer memory it is one there, and if another rank waits for this one in vain for 30 seconds,
-    the next call there raises a RuntimeError.
+    BF16: the same bits each time, whatever the number of ranks. If rows go through collectives, a mistake of one rank
+    is an error on each rank. By peer memory it is an error on that rank alone; if another rank waits for that rank in
+    vain for 30 seconds, the waiting rank's next call raises a RuntimeError.
 
     >>> l1, l2 = per_block_cast_to_fp8(torch.ones(2, 256, 256)), per_block_cast_to_fp8(torch.ones(2, 256, 128))
     >>> buffer = get_symm_buffer_for_sm90_mega_moe(None, 2, 128, 2, 256, 128)
@@ -288,10 +288,10 @@ def get_symm_buffer_for_mega_moe(
     mma_type: str = "fp8xfp4",
     activation: str = "swiglu",
 ) -> SM90SymmBuffer:
-    """Make a buffer for `fp8_fp4_mega_moe`, as `get_symm_buffer_for_sm90_mega_moe` does, which has the other arguments.
+    """Make a buffer for `fp8_fp4_mega_moe`, with the other arguments of `get_symm_buffer_for_sm90_mega_moe`.
 
-    - `num_shared_experts`: 0; `use_fp8_dispatch`: None or True; `mma_type`: one that begins with "fp8". Others are a
-      NotImplementedError.
+    - `num_shared_experts`: 0; `use_fp8_dispatch`: None or True; `mma_type`: a name that begins with "fp8". Other
+      values are a NotImplementedError.
 
     >>> get_symm_buffer_for_mega_moe(None, 8, 100, 2, 256, 128).x.dtype
     torch.float8_e4m3fn
@@ -306,7 +306,7 @@ def get_symm_buffer_for_mega_moe(
 
 def _check_mma_type(mma_type: str) -> None:
     if not isinstance(mma_type, str) or not mma_type.startswith("fp8"):
-        raise NotImplementedError(f"mma_type: expected one that begins with 'fp8', got {mma_type!r}")
+        raise NotImplementedError(f"mma_type: expected a name that begins with 'fp8', got {mma_type!r}")
 
 
 def transform_weights_for_mega_moe(
@@ -316,10 +316,10 @@ def transform_weights_for_mega_moe(
 
     - `l1_weights`: values `[experts here, 2 intermediate, hidden / 2]`, two to a byte, the gate's rows first, and
       scales `[experts here, 2 intermediate, hidden / 32]`; `l2_weights`: values `[experts here, hidden,
-      intermediate / 2]`, and scales likewise. Both in any form that `fp8_fp4_gemm_nt` takes.
-    - `activation`, `mma_type`: as of `get_symm_buffer_for_mega_moe`.
+      intermediate / 2]`, and scales likewise. Both may have any form that `fp8_fp4_gemm_nt` takes.
+    - `activation`, `mma_type`: as for `get_symm_buffer_for_mega_moe`.
 
-    Values stay where they are, and so do scales in FP32 or words; others are seen as words, four to an int32.
+    Values, and scales in FP32 or words, are not copied; other scales are viewed as words, four to an int32.
 
     >>> w = torch.zeros(1, 256, 128, dtype=torch.int8), torch.zeros(1, 256, 8, dtype=torch.uint8)
     >>> (values, scales), _ = transform_weights_for_mega_moe(w, (w[0][..., :64], w[1][..., :4]))
@@ -335,7 +335,7 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 def accepts_later_keywords(function: F) -> F:
-    """Accept keywords that later releases added, as long as their value asks for nothing: None or False."""
+    """Accept keywords that later releases added, if their value requests nothing: None or False."""
     known = signature(function).parameters
 
     @wraps(function)
@@ -362,9 +362,9 @@ def fp8_fp4_mega_moe(
 ) -> None:
     """Compute `fp8_mega_moe` with FP4 weights, from `transform_weights_for_mega_moe`.
 
-    `recipe` is (1, 1, 32), or a NotImplementedError; so is a keyword that is not named here, unless it is None or
-    False. gate and up are rounded to BF16, and Q has one scale for each row and 128 columns, as kernels of FP4 take
-    it: what `silu_mul_cast_to_fp8` gives. All else is as there. By peer memory scales of l2 are UE8M0, in any form.
+    `recipe` must be (1, 1, 32), and a keyword not named here None or False; else the call is a NotImplementedError.
+    gate and up are rounded to BF16, and Q has one scale for each row and 128 columns, as in `silu_mul_cast_to_fp8`.
+    The rest is as for `fp8_mega_moe`. By peer memory, scales of `l2_weights` are UE8M0, in any form.
 
     >>> l1 = torch.full((2, 256, 128), 0x22, dtype=torch.uint8), torch.full((2, 256, 8), 127, dtype=torch.uint8)
     >>> l2 = torch.full((2, 256, 64), 0x22, dtype=torch.uint8), torch.full((2, 256, 4), 127, dtype=torch.uint8)
@@ -389,7 +389,7 @@ def _compute(
     counts: Tensor | None,
     said: tuple[Recipe, str, float | None, Recipe],
 ) -> None:
-    """Run a call. `said` holds arguments of `mega_limit`; its last is the recipe that such weights have."""
+    """Run a call. `said` holds arguments of `mega_limit`; the last argument is the recipe of these weights."""
     if not isinstance(buffer, SM90SymmBuffer):
         raise TypeError(f"sym_buffer: expected SM90SymmBuffer, got {type(buffer).__name__}")
     sizes, tensors, is_fp4 = buffer.sizes, buffer.tensors, said[-1] is RECIPE_FP4

@@ -2,8 +2,8 @@
 
 [ FP8 values: hidden / 4 | scales: ceil(hidden / 128) | ids of experts: topk | weights: topk | up to 16 bytes ]
 
-A scale may also be for 64 or 32 columns, or for all. Or values are BF16, hidden / 2 words, and there are no scales.
-Kernels pack and gather rows with scales for 128, torch others.
+A scale may also cover 64 or 32 columns, or all. Or values are BF16, hidden / 2 words, and there are no scales.
+Kernels pack and gather rows with scales for 128 columns, torch rows with other scales.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Arrived(NamedTuple):
     """Rows that arrived, and views of their parts."""
 
     message: Tensor
-    """Words `[rows, ...]`; of BF16 values the same bytes as BF16 numbers, the values first."""
+    """Words `[rows, ...]`; if values are BF16, the same bytes viewed as BF16 numbers, the values first."""
     hidden: int
     topk: int
     columns: int | None = SCALE_BLOCK
@@ -76,7 +76,7 @@ def _value_bytes(hidden: int, columns: int | None) -> int:
 
 
 def row_bytes(hidden: int, topk: int, columns: int | None = SCALE_BLOCK) -> int:
-    """Bytes that travel for a token to one process. `columns` share a scale; 0: all; None: values are BF16.
+    """Count the bytes sent to one process for a token. `columns` columns share a scale; 0: all; None: values are BF16.
 
     >>> row_bytes(hidden=7168, topk=6)  # 7168 values, 56 scales, 6 ids and 6 weights
     7440
@@ -92,11 +92,11 @@ def pack(
     rows: int | None = None,
     columns: int | None = SCALE_BLOCK,
 ) -> Tensor:
-    """Cast tokens to FP8, and write each with its routes into its rows.
+    """Cast tokens to FP8, and write each token with its routes into the token's rows.
 
     `row_of`, `[tokens, topk]`, lists a token's rows, with -1 after the last; rows without a token may hold anything.
-    Without it token i has row i, and the other rows up to `rows` have no routes. `columns` columns share a scale; None:
-    tokens are BF16.
+    Without `row_of` token i has row i, and the other rows up to `rows` have no routes. `columns` columns share a scale;
+    None: tokens are BF16.
     """
     rows = x.shape[0] if rows is None else rows
     words = row_bytes(x.shape[1], topk_ids.shape[1], columns) // WORD_BYTES
@@ -131,7 +131,7 @@ PACKED = Function(
 
 
 def pack_parts(x: Rows, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    """Write tokens that are cast, or BF16, beside their routes, each into the row of its number."""
+    """Write tokens that are cast already, or BF16, and their routes: token i into row i."""
     of_x = [each.view(WORD) for each in x if each is not None]
     parts = [*of_x, words_of_ids(topk_ids), topk_weights.float().view(WORD)]
     words = -sum(part.shape[1] for part in parts) % (ADDRESS_ALIGNMENT // WORD_BYTES)
@@ -139,7 +139,7 @@ def pack_parts(x: Rows, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
 
 
 def words_of_ids(topk_ids: Tensor) -> Tensor:
-    """Ids as they travel. One that no expert has stays one: halves of it are none.
+    """Convert ids to words. An id that no expert has becomes a word that no expert has: ids are not cut to 32 bits.
 
     >>> words_of_ids(torch.tensor([7, -1, -(2**63), 2**32 + 3])).tolist()
     [7, -1, -1, 2147483647]
@@ -148,14 +148,14 @@ def words_of_ids(topk_ids: Tensor) -> Tensor:
 
 
 def with_aligned_rows(x: Tensor) -> Tensor:
-    """A matrix itself if kernels may load 16 bytes at once of its rows, else a copy."""
+    """Return the matrix if kernels may load 16 bytes of its rows at once, else a copy."""
     pitch = x.stride(0) * x.element_size()
     is_aligned = x.stride(1) == 1 and pitch % ADDRESS_ALIGNMENT == 0 and x.data_ptr() % ADDRESS_ALIGNMENT == 0
     return x if is_aligned and pitch < PITCH_LIMIT else x.clone(memory_format=torch.contiguous_format)
 
 
 def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
-    """Copy each row that arrived into the rows of its experts, as products load them."""
+    """Copy each received row into the rows of its experts, in the form that products load."""
     has_kernel = on_hopper(arrived.message) and arrived.columns == SCALE_BLOCK
     if has_kernel and arrived.hidden <= MAX_ROW_BYTES:
         hidden, count = arrived.hidden, rows.token_of.shape[0]
@@ -169,7 +169,7 @@ def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
 
 
 def prefill_bytes(rows: int, hidden: int, topk: int, *, gran_k: int | None = SCALE_BLOCK) -> int:
-    """Bytes that a process sends in the prefill form if `rows` of its (token, process) pairs go to others, and back.
+    """Count the bytes there and back in the prefill form if `rows` (token, process) pairs go to other processes.
 
     `gran_k` columns of a token share a scale, 0: all; None counts tokens in BF16.
 
@@ -192,13 +192,13 @@ def decode_bytes(
     peer_memory: bool = False,
     gran_k: int | None = SCALE_BLOCK,
 ) -> tuple[int, int]:
-    """Bytes of the decode form for each process: those it sends to others and they send back, and those it holds.
+    """Count a process's bytes in the decode form: bytes sent to other processes and back, and bytes of memory.
 
-    The second number is for the worst case, all at once: every token of every process on every expert here. With
+    The second number is all memory together in the worst case: every token of every process on every expert here. With
     `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back;
-    and many rows of FP8 weights hold less than the second one, as rows and activations lie in rings.
+    and many rows with FP8 weights need less memory than the second number, because rows and activations are in rings.
     `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`; None: BF16. In the batch invariant mode
-    collectives take `max_tokens * topk` rows with a topk of 1: ask for those, and add a BF16 row of sums for each.
+    collectives take `max_tokens * topk` rows with a topk of 1: pass these, and add a BF16 row of sums for each row.
 
     >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
     (8361984, 117881344)
@@ -214,7 +214,7 @@ def decode_bytes(
         room = Room(world_size, max_tokens, hidden, topk, columns)
         results = max_tokens * topk * BF16_BYTES * hidden
         held = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate, gran_k=columns)
-        held -= rows * topk * BF16_BYTES * hidden  # results of experts here: they go to rooms at once
+        held -= rows * topk * BF16_BYTES * hidden  # results of experts here are not held: they go to rooms at once
         if columns is not None and activates_in_product(rows * topk, intermediate):  # rings may have more rows
             tables = experts_workspace_bytes(rows, topk, experts_here, 0, 0)
             held = max(held, tables + rows_twice.bytes_of_rings(rows * topk, experts_here, hidden, intermediate))

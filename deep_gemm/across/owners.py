@@ -13,7 +13,7 @@ from .collectives import place_in
 def owned_experts(num_experts: int, group: dist.ProcessGroup | None = None) -> slice:
     """Return the experts of this process: equal parts, in order of ranks.
 
-    `w1[owned_experts(256)]` are this process's weights out of all.
+    `w1[owned_experts(256)]` are this process's part of all weights.
     """
     rank, ranks = place_in(group)
     count = count_of_each(num_experts, ranks)

@@ -1,27 +1,27 @@
-// Tokens as they travel to ranks by collectives: each is cast to FP8 once, and its row written for each rank it goes to.
+// Packs tokens for collectives: casts each token to FP8 once, and writes its row for each rank that receives it.
 //
 //   row | FP8 values: hidden | scales: 4 ceil(hidden / 128) | ids: 4 topk | weights: 4 topk | zeros up to row_bytes |
 //
-// A unit is 128 columns of a token, or its routes, which count as one block more. A team of lanes has one unit.
+// A unit is 128 columns of a token, or its routes, which count as one more block. A team of lanes has one unit.
 #pragma once
 #include "cast/piece.cuh"
 #include "routes.cuh"
 
-constexpr uint32_t kMaxIds = 1u << 31;  // a rank knows its own experts: other ids need not be told from each other
+constexpr uint32_t kMaxIds = 1u << 31;  // no expert has larger ids, so their differences need not be sent
 
 struct PackParams {
   const uint8_t* x;           // [tokens, hidden]
   const uint8_t* topk_ids;    // [tokens, topk], of kIdBytes
   const float* topk_weights;  // [tokens, topk]
-  const int32_t* row_of;      // [tokens, topk]: the rows of a token, then -1; null: it has the row of its own number
+  const int32_t* row_of;      // [tokens, topk]: the rows of a token, then -1; null: token i has row i
   uint8_t* rows;
   uint32_t x_pitch;           // in bytes
   uint32_t tokens;
   uint32_t slots;             // rows to write, if row_of is null; rows without a token get routes to no expert
   uint32_t hidden, topk, row_bytes;
-  uint32_t unit_reciprocal;   // of the units of a token: see BlockOfRows
+  uint32_t unit_reciprocal;   // for dividing by a token's units: see BlockOfRows
 };
-#include "pack_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include "pack_params_layout.cuh"  // asserts the layout that core/params.py packs
 
 // Calls `store` for each row of a token.
 template <typename Store>
@@ -35,7 +35,7 @@ DEVICE void for_each_row(const PackParams& p, uint32_t token, const Store& store
   }
 }
 
-// Ids, then the bits of weights, then zeros.
+// Returns word i of a token's routes: ids, then the bits of weights, then zeros.
 DEVICE uint32_t word_of_routes(const PackParams& p, uint32_t token, uint32_t i) {
   const uint64_t first_route = uint64_t{token} * p.topk;
   const bool is_there = token < p.tokens;
@@ -59,7 +59,7 @@ KERNEL(kNumThreads, kCtasPerSm) pack_rows(GRID_CONSTANT PackParams p) {
       if (lane == 0) ptx::st_global_f32(row + p.hidden + at.block * 4, casts[0].scale);
     });
   } else if (at.block == blocks && token < p.slots) {
-    const uint32_t routes = p.hidden + blocks * 4;  // byte of a row
+    const uint32_t routes = p.hidden + blocks * 4;  // offset in a row
     for (uint32_t i = lane; i < (p.row_bytes - routes) / 4; i += kLanes) {
       const uint32_t word = word_of_routes(p, token, i);
       for_each_row(p, token, [&](uint8_t* row) { ptx::st_global_b32(row + routes + i * 4, word); });

@@ -29,7 +29,7 @@ class PackConfig(Config):
 
     @property
     def name(self) -> str:
-        """Short, for people: such as "bfloat16 int64"."""
+        """Return a short name for people, such as "bfloat16 int64"."""
         return f"{str(self.dtype).removeprefix('torch.')} int{self.id_bytes * 8}"
 
     @property
@@ -39,7 +39,7 @@ class PackConfig(Config):
 
     @property
     def teams(self) -> int:
-        """Groups of lanes that each have a unit."""
+        """Teams of lanes in a CTA; each team has one unit."""
         return self.num_threads * self.vector // SCALE_BLOCK
 
     def rules(self) -> Iterator[tuple[bool, str]]:
@@ -64,7 +64,7 @@ def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None
     """Write tokens into `rows`, int32 `[rows, words]`, on the GPU that they are on.
 
     Rows of `x` begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are contiguous.
-    Without `row_of` each token has the row of its number, and rows behind the last get routes to no expert.
+    Without `row_of` token i has row i, and rows after the last token get routes to no expert.
     """
     if rows.shape[0] > 0:
         config = config_of(x.dtype, topk_ids.element_size())
@@ -74,12 +74,12 @@ def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None
 
 
 def units_of_token(hidden: int) -> int:
-    """Count a token's blocks, and its routes as one more."""
+    """Count a token's blocks, and its routes as one more block."""
     return ceil_div(hidden, SCALE_BLOCK) + 1
 
 
 def grid(config: PackConfig, slots: int, hidden: int) -> int:
-    """A team for each unit."""
+    """Count the CTAs: one team of lanes for each unit."""
     return ceil_div(slots * units_of_token(hidden), config.teams)
 
 

@@ -1,7 +1,7 @@
 // Finds the ranks that receive each token (once for each rank), and its row for each rank. Rows are stacked by rank, and within
 // a rank by token, so the order is always the same.
 //
-//   row of a token for a rank = the rank's first row + tokens for that rank before this CTA's + those before it in this CTA
+//   row of a token for a rank = the rank's first row + tokens for that rank in earlier CTAs + earlier tokens in this CTA
 //
 // CTA i gives rows to kNumThreads tokens. Like a CTA of route_rows, it counts all tokens itself, so no CTA waits for another.
 // The first CTA also writes one message for all ranks: facts | rows for each rank | routes for each rank.
@@ -113,7 +113,7 @@ KERNEL(kNumThreads, 1) plan_sends(GRID_CONSTANT PlanSendsParams p) {
   if (ptx::block_index() == 0 && thread < kNumFacts) tell(p, thread, p.facts[thread]);
   ptx::syncthreads();
 
-  uint32_t column = 0;  // of the token's next row in p.row_of
+  uint32_t column = 0;  // column of the token's next row in p.row_of
   int32_t* rows = p.row_of + uint64_t{token} * p.topk;
 #pragma unroll 1
   for (uint32_t rank = 0; rank < p.ranks; ++rank) {

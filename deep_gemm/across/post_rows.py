@@ -21,13 +21,13 @@ class PostConfig(PackConfig):
 
     shared_bytes: int = STORAGE_BYTES
     has_scales: bool = True
-    """Rows are FP8. Without scales they are BF16, as the tokens are."""
+    """True if rows are FP8 with scales; false if rows and tokens are BF16."""
     taken = "id_bytes", "shared_bytes", "has_scales"
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float8_e4m3fn, *INPUTS)
 
     @property
     def name(self) -> str:
-        """Short, for people: such as "bfloat16 int64 uncast"."""
+        """Return a short name for people, such as "bfloat16 int64 uncast"."""
         return super().name + ("" if self.has_scales else " uncast")
 
     def choices(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Products of grouped rows whose results go each to an address of its own: gemm/epilogue/store_rows.cuh.
+"""Products of grouped rows that store each row of the result at its own address: gemm/epilogue/store_rows.cuh.
 
 The table of addresses takes the place of D among the operands.
 """
@@ -35,9 +35,9 @@ OUTPUTS = {
 def run(a: Rows, w: Rows, ends: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:
     """Multiply each row by its group's weight, and store the result, BF16 `[n]`, at the row's address.
 
-    `addresses` is int64 `[rows]`, 0 for a result that goes nowhere; `ends` is int32 `[groups]`: where each group's rows
-    end, the next one's following them. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them, but a scale of A
-    may be for 64 columns; or both are BF16, without scales. Nobody checks them.
+    `addresses` is int64 `[rows]`, 0 for a result that is not stored; `ends` is int32 `[groups]`: the end of each
+    group's rows, where the next group's rows begin. Operands are as for `m_grouped_fp8_gemm_nt_contiguous`, but a scale
+    of A may cover 64 columns; or both are BF16, without scales. This function does not check them.
     """
     if w[1] is None:
         product.run(IN_BF16, a[0], w[0], addresses, ends)
@@ -46,13 +46,13 @@ def run(a: Rows, w: Rows, ends: Tensor, addresses: Tensor, *, of_a: Scales = PER
 
 
 def check_weight(name: str, w: Rows) -> None:
-    """Refuse a weight that `run` has no kernel for: FP4 whose scales may be no powers of two."""
+    """Refuse a weight that `run` has no kernel for: FP4 with FP32 scales, which need not be powers of two."""
     if is_packed(w) and w[1] is not None and w[1].dtype == torch.float32:
         raise NotImplementedError(f"sf{name}: expected UE8M0 beside FP4 where rows go to other GPUs, got torch.float32")
 
 
 def problem(a: Operand, w: Operand, addresses: Tensor, ends: Tensor, *, of_a: Scales = PER_ROW) -> Problem:
-    """State the operands of `run` as a product of grouped rows; beside FP8 a scale of A may be for 64 columns."""
+    """State the operands of `run` as a product of grouped rows; beside FP8 a scale of A may cover 64 columns."""
     (b, sfb), of_b = w, PER_BLOCK
     if is_packed(w):
         (b, sfb), of_b = packed_weight("b", w, ("groups", "n", "k"), {}), MX
@@ -61,7 +61,7 @@ def problem(a: Operand, w: Operand, addresses: Tensor, ends: Tensor, *, of_a: Sc
 
 
 def problem_in_bf16(a: Tensor, b: Tensor, addresses: Tensor, ends: Tensor) -> Problem:
-    """State the same of BF16 operands."""
+    """State BF16 operands of `run` as a product of grouped rows."""
     of_rows = {"expected_m": plain(addresses.shape[0]) / max(b.shape[0], 1), "epilogue": TO_ADDRESSES_IN_BF16}
     return Problem(a, None, b, None, addresses, ends, ENDS, None, None, **of_rows)
 

@@ -1,7 +1,7 @@
-"""Both products of experts' rows by one kernel: gemm/work/rows_twice.cuh.
+"""Compute both products of experts' rows in one kernel: gemm/work/rows_twice.cuh.
 
-Rows come from the rooms of a node's ranks, and results leave, while products run. Rows and the middle between both
-products lie in rings of blocks. Two launches give the same bits.
+The kernel fetches rows from the rooms of a node's ranks, and sends results, while it multiplies. Rows, and the first
+product's results, are in rings of blocks. Two launches, one for each product, give the same bits.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from . import rows_to_addresses
 OUTPUT = Output(work=TWICE, epilogue=SILU_THEN_ROWS)
 BLOCK_M, BLOCK_N = 128, 256
 COUNTS, COUNTS_OF_BLOCK = 6, 3
-"""Words of `Counts` in gemm/work/rows_twice.cuh, and of a block."""
+"""Words of `Counts` in gemm/work/rows_twice.cuh, and words of counts for each block."""
 LEAST_RANKS = 2
-"""Both products are one kernel on at least this many ranks: a single one has no link to keep busy."""
+"""One kernel computes both products on at least this many ranks: a single rank has no link to keep busy."""
 SLOTS = 64
-"""Blocks of the ring."""
+"""The most blocks of a ring."""
 LAG = 132
 """Tiles of the first product that all CTAs may claim: one for each SM."""
 SHARE = 0.70
-"""The part of CTAs that take the first product as long as it has tiles: on four H200 calls took least by it."""
+"""Fraction of the CTAs that take the first product while it has tiles: calls on four H200 took least time with it."""
 
 
 @cache
 def config_for(k: int, k_of_second: int, band: int = TWICE.band) -> GemmConfig:
-    """Give the configuration for two depths: their blocks of k go in runs of two if both are even.
+    """Return the configuration for two depths: runs have two k-blocks if both numbers of k-blocks are even.
 
     `band`: tiles along the rows that are taken before the raster moves on along columns.
     """
@@ -57,19 +57,19 @@ def config_for(k: int, k_of_second: int, band: int = TWICE.band) -> GemmConfig:
 
 
 def blocks_for(rows: int, groups: int) -> int:
-    """Count the most blocks that rows may have: the last one of each group may be short."""
+    """Count the most blocks that rows may have: the last block of each group may be short."""
     return min(groups, rows) + rows // BLOCK_M
 
 
 def counts_for(rows: int, groups: int) -> int:
-    """Count the words that a call needs, zeros before and after."""
+    """Count the words of counters that a call needs, which are zeros before and after it."""
     return COUNTS + COUNTS_OF_BLOCK * blocks_for(rows, groups)
 
 
 def slots_for(rows: int, groups: int, most: int | None = SLOTS, band: int = TWICE.band) -> int:
-    """Count the blocks that a ring has room for: a power of two, up to `most`, or for all blocks.
+    """Count the blocks of a ring: a power of two, up to `most`, or at least the number of all blocks.
 
-    With fewer than two bands of the raster, or by a single CTA, a slot that is used again could be waited for in vain.
+    With fewer than two bands of the raster, or with a single CTA, the kernel could wait for a used slot for ever.
     """
     blocks = max(blocks_for(rows, groups), 1)
     wanted = blocks if most is None else min(blocks, max(most, 2 * band))
@@ -83,7 +83,7 @@ def bytes_of_rings(rows: int, groups: int, hidden: int, intermediate: int) -> in
 
 
 def ring(slots: int, columns: int, like: Tensor) -> Operand:
-    """Make room for blocks of rows in FP8, and for their scales as products load them."""
+    """Allocate blocks of rows in FP8, and their scales in the form that products load."""
     values = empty("activations", (slots * BLOCK_M, columns), like.dtype, like.device)
     return values, empty_scales((slots * BLOCK_M,), columns, values, mn_major=True)
 
@@ -109,7 +109,7 @@ def rooms_of(node: Node, rows: ExpertRows, first: Problem, addresses: Tensor) ->
 OF_ROOMS = "results", "pitch", "scales_at", "topk", "max_tokens", "row_bytes", "rooms", "flags", "rank", "ranks"
 OF_KERNEL = "blocks", "slots", "lag", "first_ctas", "second_sfb_stride"
 NOTHING: dict[str, Any] = dict.fromkeys((*OF_ROOMS, *OF_KERNEL), 0)
-"""Parameters of the kernel that no product has, by the last part of their names."""
+"""Parameters that only this kernel has, by the last part of their names."""
 
 
 def start(
@@ -124,7 +124,7 @@ def start(
 ) -> None:
     """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros.
 
-    `rooms`: where rows of the first A are fetched from, by `rooms_of`.
+    `rooms`: the members of `rooms_of`, which say where the rows of the first A are fetched.
     """
     slots, least = first.d.shape[0] // BLOCK_M, slots_for(second.d.shape[0], first.groups, 1, config.raster_group)
     if slots < least or slots & (slots - 1):

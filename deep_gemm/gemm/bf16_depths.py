@@ -1,6 +1,6 @@
 """BF16 products of groups along k on a GPU, launched several times if there are many groups.
 
-One kernel handles whole k-blocks whose number the host knows; another reads any depths, on the GPU if need be.
+One kernel takes groups of whole k-blocks whose number the host knows; another takes any depths, even on the GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def of_any_depths(p: Problem) -> Problem:
     if p.ks is not None and len(p.ks) <= MOST_INLINE_COUNTS:
         return p._replace(work=COUNTED, sfa=None)
     counts = p.ks_tensor
-    if counts is None:  # too many for a kernel's parameters; to capture such a call in a graph, pass a tensor
+    if counts is None:  # too many depths for a kernel's parameters; to capture such a call in a graph, pass a tensor
         counts = torch.tensor(p.ks, dtype=torch.int32, device="cpu").pin_memory().to(p.d.device, non_blocking=True)
     return p._replace(work=COUNTED, sfa=counts, ks=None)
 

@@ -92,7 +92,7 @@ def depths_of(ks: Sequence[int] | None, ks_tensor: Tensor | None, device: torch.
     ks = tuple(ks or ())
     if len(ks) <= MAX_INLINE_KS:
         return ks
-    # Too many for a kernel's parameters; to capture such a call in a graph, pass `ks_tensor`.
+    # Too many depths for a kernel's parameters; to capture such a call in a graph, pass `ks_tensor`.
     return torch.tensor(ks, dtype=torch.int32, device="cpu").pin_memory().to(device, non_blocking=True)
 
 

@@ -1,13 +1,13 @@
 """FP4 weights with scales that the kernels for FP4 cannot read.
 
 These kernels read words of scales, and scales of A for 128 columns. If B's scales are FP32, B becomes E4M3 with the
-same scales. If a scale of A covers fewer columns, each such group of columns gets its own block of 128 columns:
+same scales. If a scale of A covers fewer columns, the columns under each scale get their own block of 128 columns:
 
     [rows, k]  ->  [rows, ceil(k / g), 128]: g columns of each 128, and zeros
 
 Zeros add nothing to a block's sum, so products of 128 columns give the defined result. Each call copies both operands,
 and multiplies 128 / g times as much. The host reads no value, so scales may have any values, and a captured graph may
-be replayed with others.
+be replayed with other scales.
 """
 
 from __future__ import annotations

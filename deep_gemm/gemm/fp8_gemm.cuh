@@ -16,7 +16,7 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
-#include "params_layout.cuh"  // asserts that Params lies as core/params.py packs it
+#include "params_layout.cuh"  // asserts the layout of Params that core/params.py packs
 
 struct RoleStorage : ConvertStorage {  // ConvertStorage may be empty
   WorkStorage work;
@@ -55,7 +55,7 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& 
   } while (passes.again<false>());
 }
 
-// A math warp: gives the slots of a tile back that has no work for its warpgroup.
+// Called by a math warp: releases the slots of a tile that has no work for its warpgroup.
 DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPosition& at, Passes& passes) {
   do {
     for (uint32_t k_block = 0; k_block < k_blocks_of(p, tile).end; ++k_block, at = at.next()) {
@@ -66,7 +66,7 @@ DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPositio
   } while (passes.again<true>());
 }
 
-// Epilogues whose math warps store by themselves leave nothing to others (kStoringWarps).
+// For epilogues whose math warps store all of D themselves: no other warps store (kStoringWarps == 0).
 template <typename... Any>
 DEVICE void store_tiles(Any&&...) {}
 
@@ -89,7 +89,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
   if constexpr (kStartsAlone) ptx::syncthreads(), ptx::cluster_arrive_relaxed();
   else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
-  // As a dependent of the kernel before (set_pdl), this one has run to here beside it, and goes on after it.
+  // With set_pdl this kernel may have started before the previous one ended. It goes on only after that kernel's end.
   ptx::griddepcontrol_wait();
 
   Tiles tiles(p, shared.roles.work);
@@ -103,7 +103,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     if (warp == 0 && ptx::elect_sync()) {
       tiles.load_all([&](const TileToLoad& tile) { load_tile(p, shared, tile, at, passes); });
       ptx::griddepcontrol_launch_dependents();
-      // The other CTA still arrives at this one's barriers until its last slots are free.
+      // Wait before leaving: the other CTA arrives at this CTA's barriers until this CTA's last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
@@ -119,7 +119,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     Output output(shared.output, shared.output_barriers, warpgroup);
     Totals total;
     FirstScales first_scales;
-    Share share;  // of the tile that was multiplied last
+    Share share;  // this warpgroup's share of the last multiplied tile
     Tile tile;
     while (true) {
       // Takes the next tile, and loads its first scales, before the last tile's totals are stored: otherwise the

@@ -39,7 +39,7 @@ static_assert(requires(const Params& p, const TileToLoad& tile, const TileLoad& 
   load.slot_bytes;
 }, "WORK: TileLoad");
 static_assert(requires(const Params& p, const Tile& tile, const Destination& d, const uint8_t* panel, uint32_t column, uint32_t row) {
-  Destination(p, tile, row);  // positions in D; the last row of the tile that is stored is before `row`
+  Destination(p, tile, row);  // positions in D; only the tile's rows before `row` are stored
   d.store(panel, column, row);
   d.prefetch(column, row);    // loads into the L2 the part of D to which a panel is added
   d.span;

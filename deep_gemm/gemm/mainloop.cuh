@@ -136,7 +136,7 @@ DEVICE void ask_factors(Any&&...) {}
 template <typename... Any>
 DEVICE void multiply_by_factors(Any&&...) {}
 
-// A work whose tiles are of two products has its own.
+// A kind of work whose tiles are of two products defines this function itself.
 template <typename Tile>
 DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
   return TileScales(sfb_of(p, tile), p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks_of(p, tile).end);

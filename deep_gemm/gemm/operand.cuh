@@ -53,7 +53,7 @@ DEVICE void load_operand(const ptx::TensorMap* map, uint64_t* full, uint8_t* to,
   }
 }
 
-// ---- If one map covers all of A, another all of B, and others the scales
+// ---- If one map covers all of A, another all of B, and other maps the scales
 
 DEVICE void prefetch_maps(const Product& p) {
   ptx::prefetch_tensormap(&p.map_a);

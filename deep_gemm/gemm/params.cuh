@@ -28,5 +28,5 @@ struct Activation {
   const float* row_weights;  // a factor for each row; null: none
   float* scales;             // [columns of activations / 64, scales_pitch], a column for each row
   uint32_t scales_pitch;
-  float limit;  // gates count as at most this, ups as within +-this
+  float limit;  // gates are clamped to at most this, ups to +-this
 };

@@ -84,7 +84,7 @@ class Asked(NamedTuple):
     of_a: Scales | None = PER_ROW
     epilogue: Epilogue = TO_D
     expected_m: float = 0.0
-    """About how many rows a group has."""
+    """The expected number of rows of a group, a hint."""
     alignment: int = 1
     """Alignment, in rows, of group starts (given by ends) and of zero padding."""
     zero_padding: bool = False

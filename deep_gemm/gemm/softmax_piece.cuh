@@ -15,7 +15,7 @@
 
 struct SoftmaxParams {
   float* logits;
-  const int32_t* tokens;  // of each row, a column of the vocabulary
+  const int32_t* tokens;  // each row's token, a column of the vocabulary
   const float* lse;       // of each row; `lse` and `factors` are used backward only
   const float* factors;
   float* sums;  // [rows, ceil(columns / 128)] at this pitch; `sums` and `chosen`, [rows], are used forward only
@@ -31,12 +31,12 @@ constexpr uint32_t kLanes = kBlock / kHeld;
 constexpr uint32_t kChunk = kNumThreads * kHeld;
 constexpr uint32_t kMinusInfinity = 0xff800000;  // of FP32
 
-// The column of a lane's logit beside its first.
+// Returns the column of a lane's logit, counted from the lane's first column.
 DEVICE uint32_t column_of(uint32_t i) { return i / 4 * (4 * kLanes) + i % 4; }
 
 // log(sum(exp)) of a block times `scale`, in each of its lanes; epilogue/block_sums.cuh adds in the same order.
 DEVICE float sum_of_block(const float (&x)[kHeld], float scale) {
-  float most = kLeast, sums[2] = {};  // of the first two of four columns, and of the others
+  float most = kLeast, sums[2] = {};  // of the first two of every four columns, and of the last two
 #pragma unroll
   for (uint32_t i = 0; i < kHeld; ++i) most = ptx::max_f32(most, x[i]);
   for (uint32_t bits = 1; bits < kLanes; bits *= 2) most = ptx::max_f32(most, ptx::shfl_xor_sync(most, bits));

@@ -38,7 +38,7 @@ KERNEL: Kernel[SoftmaxConfig] = Kernel("softmax_piece", "SoftmaxParams", lambda:
 def add_blocks(logits: Tensor, scale: float, sums: Tensor, tokens: Tensor, start: int, chosen: Tensor) -> None:
     """Write log(sum(exp)) of each 128 scaled columns, and the logits of tokens among these columns.
 
-    On the CPU it is the largest number minus its `log_softmax`, which torch computes in one way for any number of rows.
+    On the CPU a sum is the largest logit minus its `log_softmax`: torch computes it in one way for any number of rows.
     """
     if logits.is_cuda and len(logits):
         run(FORWARD, logits, scale, start, sums=sums, tokens=tokens, chosen=chosen)

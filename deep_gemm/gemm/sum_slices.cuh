@@ -17,7 +17,7 @@ struct SlicesParams {
 #include "slices_params_layout.cuh"  // asserts that the layout of SlicesParams is what core/params.py packs
 
 constexpr uint32_t kWarps = kNumThreads / 32;
-constexpr uint32_t kColumns = 4;  // of a thread
+constexpr uint32_t kColumns = 4;  // columns of a thread
 constexpr uint32_t kAtOnce = 9;   // slices that a warp loads at a time
 
 struct SharedStorage {

@@ -1,6 +1,6 @@
 // Tiles of D: kBlockM x kBlockN elements, each computed by one CTA, or by the CTAs of a cluster that split k.
 //
-// Rows of a tile are dealt to the math warpgroups in turn, 64 at a time; kUnitStride is the rows of one such round. A
+// Rows of a tile are dealt to the math warpgroups in turn, 64 at a time; kUnitStride is the rows of one round. A
 // warpgroup multiplies its part in units of 64 x kUnitN: first all units of the same rows, then the next rows.
 #pragma once
 #include "config.cuh"
@@ -11,7 +11,7 @@
 DEVICE_CONSTEXPR uint32_t row_of_unit(uint32_t unit) { return unit / kUnitsAlongN * kUnitStride; }
 DEVICE_CONSTEXPR uint32_t column_of_unit(uint32_t unit) { return unit % kUnitsAlongN * kUnitN; }
 
-// A piece of a k-block is multiplied from zero, and promoted: a unit, or its depth under one scale of A and one of B.
+// A piece of a k-block is multiplied from zero, and promoted: a unit, or its part under one scale of A and one of B.
 template <uint32_t kOfUnit>
 DEVICE_CONSTEXPR uint32_t unit_of_piece(uint32_t piece) {
   return piece / kOfUnit;

@@ -1,6 +1,6 @@
 """Hyper-connections: the product with a few columns, and the sums of squares, which their norm needs.
 
-On a GPU choose.py computes them. On the CPU `hc_prenorm` does, which defines the arithmetic.
+On a GPU, kernels that choose.py chooses compute them; on the CPU, `hc_prenorm`, which defines the arithmetic.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ struct HcParams {
 };
 #include "hc_params_layout.cuh"  // asserts that the layout of HcParams is what core/params.py packs
 
-// A k-block is 64 deep. A row of A has 128 bytes. A row of B has 256, which become two rows of 128 bytes, high and low.
+// A k-block is 64 deep. A row of A has 128 bytes. B's 256 bytes of a row become two rows of 128 bytes, high and low.
 constexpr uint32_t kBlockK = 64, kRowBytes = 128;
 constexpr uint32_t kABytes = kBlockM * kRowBytes, kBBytes = 2 * kBlockN * kRowBytes;
 // kNumMathWarps: math warps of a team, 16 rows each.

@@ -7,7 +7,7 @@
 // There is no ring: a warp loads its own operands. A CTA has 16 rows of A and kBlockN rows of B, in one of the caller's
 // splits. CTAs of a cluster divide k, and warps take steps in turn, so together they read whole lines.
 //
-// A lane may have any k of a step, if A's and B's are the same. So lane 4 g + t loads 8 neighbours, from 8 t on, of
+// A lane may have any 8 values of k of a step, the same for A and B. So lane 4 g + t loads values 8 t to 8 t + 7 of
 // rows g and g + 8 of A and of rows g of B: 16 and 32 bytes. Product j of a step uses numbers 2 j and 2 j + 1.
 #pragma once
 #include "config.cuh"
@@ -100,7 +100,7 @@ DEVICE uint32_t nearest_tf32(uint32_t bits) {
 
 struct Sums {
   float d[kEights][4] = {};
-  float squares[2][2] = {};  // of rows g and g + 8, two separate sums each
+  float squares[2][2] = {};  // squares of rows g and g + 8, in two separate sums each
 
   DEVICE void add(const Step& x) {
     const uint32_t pairs[2][4] = {{x.a[0].x, x.a[0].y, x.a[0].z, x.a[0].w}, {x.a[1].x, x.a[1].y, x.a[1].z, x.a[1].w}};
@@ -141,7 +141,7 @@ struct Sums {
   }
 };
 
-// Multiplies all steps of a warp. The next steps are in registers already, whose indices are known at compile time.
+// Multiplies all steps of a warp. The next steps are in registers already; register indices are known at compile time.
 DEVICE void multiply(const HcFewParams& p, const Work& work, uint32_t warp, uint32_t lane, Sums& sums) {
   const Source source(p, work, lane);
   Step steps[kAhead];

@@ -106,7 +106,7 @@ struct Blocks {
 struct SequenceLoad {
   // If a column's token needs a division, loading more weights at once needs more registers than the producer has.
   static constexpr uint32_t kAll = ceil_div(kTileColumns, 32), kAtOnce = kHeads & (kHeads - 1) ? 2 : kAll;
-  uint32_t sequence, keys;  // `keys`: of this lane's token
+  uint32_t sequence, keys;  // `keys`: the number of keys of this lane's token
   float weights[kAtOnce];
 
   DEVICE void ask_weights(const PagedParams& p, uint32_t first, uint32_t lane) {
@@ -184,7 +184,7 @@ DEVICE void load_blocks(const PagedParams& p, SharedStorage& shared, const Block
 // computes the share itself: it needs the contexts anyway, and saves one wait for memory.
 struct Share {
   ptx::Uint2 begin, end;
-  uint32_t keys;  // of the sequence whose index is this lane's, if the share is computed
+  uint32_t keys;  // keys of the sequence whose index is this lane's, if the share is computed
 
   DEVICE static bool is_computed(const PagedParams& p) { return p.sequences <= 32; }
 
@@ -196,7 +196,7 @@ struct Share {
     }
     keys = keys_of_sequence(p, lane);
     const uint32_t segments = ceil_div(keys, kSegmentKeys);
-    const uint32_t sum = sum_up_to_lane(segments, lane);  // of the sequences up to this lane's
+    const uint32_t sum = sum_up_to_lane(segments, lane);  // segments of the sequences up to this lane's
     // If the segments do not divide evenly, the first shares get one more. (The schedule's formula would need 64 bits.)
     const uint32_t total = ptx::shfl_sync(sum, 31), each = total / shares, longer = total - each * shares;
     const uint32_t first = share * each + (share < longer ? share : longer);

@@ -435,7 +435,7 @@ def in_groups_of_some(world: int) -> None:
 def check_of_no_member(group: Any) -> None:
     w1, w2 = (part(cast(w), slice(0, 2)) for w in weights(4))
     for call in (lambda: owned_experts(4, group), lambda: Experts(4, w1, w2, group)):
-        assert error_of(call) == "group: expected one that this process is a member of"
+        assert error_of(call) == "group: expected a group that this process is a member of"
 
 
 def check_trained(

@@ -36,7 +36,7 @@ _READ = """    ptx::mbarrier_wait_parity(&barriers.ready[warpgroup], parity);
 """
 _READ_AHEAD = "".join(reversed(_READ.splitlines(keepends=True)))
 _TAKEN = "    if constexpr (!kIsWarp) wait_for_operands(p, tile);\n"
-_READER = "  ptx::fence_proxy_async_global();\n}\n\n// By each finding"
+_READER = "  ptx::fence_proxy_async_global();\n}\n\n// Called by each finding"
 _FENCE = "      ptx::fence_proxy_async_global();\n      ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched"
 _FREE = "const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;\n      if"
 _WAIT = "wait_for_count(p, Of::kFetched, "

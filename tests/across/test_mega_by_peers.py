@@ -302,5 +302,5 @@ def test_a_buffer_that_was_destroyed_lets_go_of_its_memory(seen: Seen, monkeypat
         assert [each() for each in held] == [None] * len(held)
     finally:
         gc.enable()
-    with pytest.raises(ValueError, match="buffer: expected one that is in use"):
+    with pytest.raises(ValueError, match="buffer: expected a buffer in use"):
         deep_gemm.fp8_mega_moe(y, *alone.node.own(0), alone.buffer)

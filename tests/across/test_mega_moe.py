@@ -101,7 +101,7 @@ def test_a_buffer_that_was_destroyed_is_refused() -> None:
     buffer.destroy()
     y = torch.empty(1, 256, dtype=torch.bfloat16)
     for use in (lambda: buffer.x, lambda: deep_gemm.fp8_mega_moe(y, *MODEL.weights(), buffer)):
-        with pytest.raises(ValueError, match="buffer: expected one that is in use, got one that was destroyed"):
+        with pytest.raises(ValueError, match="buffer: expected a buffer in use, got a destroyed one"):
             use()
 
 
@@ -200,7 +200,7 @@ def test_each_function_takes_its_own_weights_alone(model: Model) -> None:
     ("changed", "message"),
     [
         ({"num_shared_experts": 1}, "num_shared_experts: expected 0, got 1"),
-        ({"mma_type": "bf16xfp4"}, "mma_type: expected one that begins with 'fp8', got 'bf16xfp4'"),
+        ({"mma_type": "bf16xfp4"}, "mma_type: expected a name that begins with 'fp8', got 'bf16xfp4'"),
         ({"use_fp8_dispatch": False}, "use_fp8_dispatch: expected True, got False"),
         ({"activation": "situ"}, "activation: expected 'swiglu', got 'situ'"),
     ],

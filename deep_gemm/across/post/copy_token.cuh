@@ -1,4 +1,4 @@
-// A token's values and scales in its row, copied as they are: FP8, or BF16, which has no scales.
+// Copies a token's values and scales unchanged to its row: FP8, or BF16, which has no scales.
 #pragma once
 #include "ptx/memory.cuh"
 

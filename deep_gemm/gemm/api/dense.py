@@ -35,14 +35,14 @@ DENSE = {
 NT, NN, TN, TT = DENSE.values()
 GRADIENT_NT = replace(NT, ask=_ask_gradient)
 BEHIND_CAST = replace(NT, on_gpu=partial(launch, is_behind_cast=True))
-"""`fp8_gemm_nt` for an `a` that the launch just before on the same stream has cast."""
+"""`fp8_gemm_nt` for an `a` that the previous launch on the same stream casts."""
 
 _OF_SUMS = partial(
     Product, "", block_sums_problem, ("first", "scale", "recipes"), ("tokens", "chosen"), wants_checks=never
 )
 BLOCK_SUMS_OF = _OF_SUMS(free=FREE), _OF_SUMS(free=(FREE[0], *FREE[3:]), has_scales=False)
-"""Products of FP8, and of BF16, that add up blocks of logits. In C's place they have tokens, in a layout's the logits
-of tokens, which they write too."""
+"""Products of FP8, and of BF16, that add up blocks of logits. In place of C they take tokens, and in place of a layout
+the tensor to which they write the tokens' logits."""
 
 
 @accepts_every_form()

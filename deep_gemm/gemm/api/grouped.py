@@ -125,10 +125,10 @@ def m_grouped_fp8_gemm_nt_masked(
       `m_grouped_fp8_gemm_nt_contiguous`; `d`: `[groups, max_m, n]`, BF16 or FP32, made and returned if it is left out.
     - `masked_m`: int32 `[groups]`, on the operands' device. The host never reads it from a GPU, so a captured CUDA
       graph can be replayed with other counts.
-    - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m if it is left out.
+    - `expected_m`: roughly the number of rows of a group, a hint for choosing a kernel; max_m if it is left out.
     - `bias`: as for `m_grouped_fp8_gemm_nt_contiguous`.
 
-    Rows of `a` from `masked_m[g]` on may hold anything, and those rows of `d` stay unchanged.
+    Rows of `a` from `masked_m[g]` on may hold anything, and the same rows of `d` stay unchanged.
 
     >>> a, b = per_token_cast_to_fp8(torch.ones(2, 4, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> d = torch.zeros(2, 4, 8)

@@ -15,7 +15,7 @@ from ..kinds.works import ENDS
 from ..problem import Problem
 
 INTERLEAVED = 8
-"""B has this many rows of gate, then as many of up, in turn: WGMMA's accumulators hold groups of 8 columns."""
+"""B alternates between this many rows of gate and of up: WGMMA's accumulators hold 8 columns together."""
 SILU_COLUMNS = SCALE_BLOCK // 2
 """Columns of activations under one scale."""
 
@@ -76,10 +76,10 @@ def activated(
     limit: float | None,
     gates_apart: bool = False,
 ) -> Problem:
-    """Make the problem of silu(gate) * up for each row of A `[m, k]`; gate, up: its products with B `[groups, n, k]`.
+    """Make the problem of silu(gate) * up for each row of A `[m, k]`; gate and up: row @ B.T, B `[groups, n, k]`.
 
-    B has 8 rows of gate and 8 of up in turn, or with `gates_apart` all rows of gate first. B's scales have all of gate
-    first in both cases. D is FP8 `[m, n / 2]`. `ends`: the row after each group's last. Rows after the last group are
+    In B 8 rows of gate and 8 of up alternate, or with `gates_apart` all rows of gate come first. In B's scales gate
+    always comes first. D is FP8 `[m, n / 2]`. `ends`: the row after each group's last. Rows after the last group are
     neither read nor written.
     """
     return Problem(

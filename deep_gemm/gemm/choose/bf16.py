@@ -31,7 +31,7 @@ from .timings import timings_of
 OUTPUTS = OUTPUTS_OF[BF16_OPERANDS]
 BF16, FP32 = OUTPUTS[0], OUTPUTS[2]
 ACTIVATED = replace(BF16, work=ENDS, epilogue=SILU_IN_BF16)
-"""Output of the first product of experts whose rows leave it activated."""
+"""Output of the first product of experts if the product activates its rows."""
 OF_SUMS = replace(FP32, epilogue=BLOCK_SUMS)
 """Output of an output head whose logits are added up."""
 TO_RANKS = replace(BF16, work=ENDS, epilogue=TO_ADDRESSES_IN_BF16)
@@ -57,7 +57,7 @@ STORE_US = 1.26
 SPLIT_US = 1.05
 """Time to add up the sums of a tile if CTAs split k."""
 ALONE = 1.05
-"""Factor on the time of a k-block if a CTA has one math warpgroup: no other multiplies while it pauses."""
+"""Factor on the time of a k-block if a CTA has one math warpgroup: no other warpgroup multiplies while it pauses."""
 NARROW = 0.16
 """Added part of the time to store if panels have 32 columns, not 64; with 16 columns, three times this part."""
 REREAD = 0.06
@@ -118,7 +118,7 @@ then takes 1.3 to 2.3 us more; with 256x128 or 192x160 it takes 2 to 4. An FP32 
 WIDE_SLICE_US = 1.6
 """Extra time of this tile for each slice after the first."""
 TILES_OF_SUMS = (Tile(64, 128), Tile(64, 256), Tile(128, 128), WIDE_IN_SLICES, Tile(256, 128))
-"""Tiles of whole blocks, which are added up."""
+"""Tiles of whole blocks of columns, for a D with a sum for each block."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
@@ -162,7 +162,7 @@ def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu
 
 @lru_cache(maxsize=4096)
 def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
-    """The tile of `select_bf16`."""
+    """Return the tile that `select_bf16` chooses."""
     slices = slices_of(n, k, majors, output.work, output.epilogue)
     of_output = TILES_OF_SUMS if output.epilogue.sums_blocks else TILES
     tiles = [tile for tile in of_output if tile.serves(majors, slices, output)]
@@ -255,7 +255,7 @@ SUM_TILES = (
 """Tiles for sums of several products."""
 SUM_OUTPUT = replace(FP32, work=SUM)
 SLICES_US_PER_MB = 0.64
-"""Microseconds for each megabyte of slices. Fitted on an H200: 16 to 512 products, D of 128 x 128 to 512 x 512."""
+"""Microseconds to write and read 1 MB of slices. Fitted on an H200: 16 to 512 products, D of 128x128 to 512x512."""
 LEAST_SLICE_OF_SUM = 8
 """The least number of k-blocks in a slice: each slice costs writing and reading a D in FP32."""
 

@@ -19,7 +19,7 @@ that straddle lines of the L2 may take longer to load than to multiply. timings.
 explains them. Memory takes equally long with every tile, so the tile of the lowest cost multiplies fastest.
 
 For groups of rows the cost uses the expected number of tiles; by ids, the product takes at least the time to find the
-groups. The host knows how many rows there are in all, or about how many a group has. Group sizes are assumed to vary
+groups. The host knows the number of all rows, or roughly the number of rows of a group. Group sizes are assumed to vary
 
     if rows are stacked, like an exponential distribution, as experts' tokens do: a group of x rows on average then
     has 1 / (1 - exp(-block_m / x)) tiles along m on average: about 1 for small x, x / block_m + 1 / 2 for large x
@@ -183,7 +183,7 @@ def by_size(tile: Tile) -> float:
 
 
 def bytes_of_d(output: Output) -> int:
-    """Bytes that memory moves for one element of D: stored, and read first if the product is added to C or D."""
+    """Count bytes that memory moves for an element of D: stored, and read first if the product is added to C or D."""
     return (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
 
 
@@ -311,7 +311,7 @@ def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) 
 
 
 def _share(block_m: int, rows: float, timings: Timings) -> float:
-    """The part of a whole tile's time that a tile with `rows` rows takes: a warpgroup multiplies 64 at a time."""
+    """Return the part of a whole tile's time that `rows` rows take: a warpgroup multiplies 64 at a time."""
     return float(min(math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m, 1.0) ** timings.part_power)
 
 

@@ -98,7 +98,7 @@ _FEW_FINE = (
     *_splits(Tile(32, 64, is_decode=True), 1, 3),
     Tile(64, 64, cluster_k=3, is_decode=True),
 )
-"""Tiles for few rows with fine scales. By cost.py most gain 3% where they are best; batch invariance needs 64x8."""
+"""Tiles for few rows with fine scales. Most gain 3% by cost.py where they are best; batch invariance needs 64x8."""
 TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), Tile(256, 128), *_FEW_FINE)
 """Tiles if a scale of B covers less than 128 x 128: the kernel checks 128 columns together for parts that fold."""
 TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
@@ -141,7 +141,7 @@ ROWS_CHUNKS = (*ROWS_FINE, Tile(256, 128))
 ROWS_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
 """Tiles if B is FP4: wider ones lack registers, as threads convert B; 256 rows need a BF16 D stored in order."""
 FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
-"""The decode kernel's tile for FP4: on an H100 it gains 7 to 10% with groups of up to 8 rows, higher tiles nothing."""
+"""The decode kernel's tile for FP4: on an H100 it gains 7 to 10% in groups of up to 8 rows; higher tiles none."""
 FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
 """The decode kernel's tiles for FP8: the low one for few tiles, the wide one for many tiles of few k-blocks."""
 MOST_FEW = 16
@@ -160,7 +160,7 @@ which costs as much as two: with NVRTC 13.1 and later, the loading warp of a sin
 
 
 TILES_OF_SUMS = (Tile(64, 128), Tile(128, 128), Tile(128, 256, cluster_m=2), Tile(256, 128))
-"""Tiles of whole blocks, which are added up."""
+"""Tiles of whole blocks of columns, for a D with a sum for each block."""
 
 
 @cache

@@ -116,7 +116,7 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
 
     A longer run takes longer to compile, and so does a tail. With one set of partial sums, runs of 2 are 0.4% faster
     than a plain loop, with scales by row 2%; scales of A for 64 columns, and FP4 tiles of 256x128, leave no registers.
-    With two sets, runs of 4 are 2% faster than of 2 in small tiles and with scales by row, equal in others (an H200).
+    With two sets, runs of 4 are 2% faster than runs of 2 in small tiles and with scales by row, else equal (an H200).
     """
     if output.work.is_along_k:
         return (4 if num_partials == 2 else 2), True  # for any depths of the groups

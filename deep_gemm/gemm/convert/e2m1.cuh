@@ -8,7 +8,7 @@
 //
 // The scales of 64 rows of a k-block fold into the exponents of E4M3 if they are at most 2^11 apart. Their common part
 // is the factor. If scales of a tile are further apart, its k-blocks are multiplied in several passes: each pass
-// multiplies only the values of the next scales, and zeros instead of all others. So each value is multiplied once, and
+// multiplies only the values of the next scales, and zeros for all other values. So each value is multiplied once, and
 // the number of passes depends on the tile's scales alone. The scaling warps (the producer's, one for each 64 rows of a
 // tile) count the passes, and tell all other roles the number at the end of the first pass.
 #pragma once
@@ -296,7 +296,7 @@ DEVICE void convert_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32
   if (warp >= kConvertWarps) return;
   Passes passes(shared.roles);
   RingPosition at;
-  bool is_turn = group == 0;  // true if the other group converts the slot before
+  bool is_turn = group == 0;  // true if the other warpgroup converts the previous slot
   for (Tile tile; tiles.next(tile);) do
       convert_tile(p, shared, warp, is_turn, tile, at);
     while (passes.template again<true>());

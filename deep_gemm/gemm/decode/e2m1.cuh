@@ -51,7 +51,7 @@ DEVICE ptx::Uint2 folded(uint32_t word, bool& folds) {
 }
 
 // Scales of kScaleBlocks k-blocks, loaded into registers and stored to shared memory. A warpgroup loads its rows' scales;
-// all load the tokens' scales. Past the last row, token or k-block, the last scale is loaded again: none is outside.
+// all load the tokens' scales. Past the last row, token or k-block, the last scale is loaded again: no load is outside.
 struct Scales {
   uint32_t rows[kRowsPerThread];
   float tokens[kTokensPerThread];
@@ -100,8 +100,8 @@ struct Scales {
 
 // ---- From E2M1 to E4M3
 
-// A thread's fragment of 64 rows of B, 32 deep: its warp's rows lane / 4 and lane / 4 + 8, values 4 * (lane % 4) to + 3
-// and the four 16 later. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".) `chunk` counts 16 bytes.
+// A thread's fragment of 64 rows of B, 32 deep: its warp's rows lane / 4 and lane / 4 + 8, 4 values from 4 * (lane % 4)
+// on, and 4 values 16 further. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".) `chunk` counts 16 bytes.
 DEVICE void load_fragment(uint32_t (&fragment)[4], uint32_t b, uint32_t chunk, const Table (&tables)[2]) {
   const uint32_t lane = ptx::lane_index();
 #pragma unroll
@@ -112,7 +112,7 @@ DEVICE void load_fragment(uint32_t (&fragment)[4], uint32_t b, uint32_t chunk, c
   }
 }
 
-// ---- One k-block: `b` is the address of the thread's first row in the slot, `first` its k-block's first chunk
+// ---- One k-block: `b` is the address of the thread's first row in the slot; there the k-block begins at 16 * `first`
 
 using Fragments = uint32_t[4 * kGroupsOfBlock];
 

@@ -3,7 +3,7 @@
 //
 // WGMMA's 64 rows are rows of B; its columns, at least 8, are tokens. So the accumulators are a tile of D transposed: 64
 // columns of D for each warpgroup, times kBlockTokens rows. The kClusterK CTAs of a cluster split the k-blocks of a tile,
-// in order of rank, and exchange.cuh adds their sums. A cluster may have kClusterN tiles beside each other.
+// in order of rank, and exchange.cuh adds their sums. A cluster may have kClusterN tiles side by side.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"

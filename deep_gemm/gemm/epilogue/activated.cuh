@@ -1,6 +1,6 @@
 // Turns accumulators into silu(gate) * up in BF16. A unit has kGateColumns columns of gate, then as many of up
 // (work/rows_of_layer_params.cuh says which rows of B), so a thread has gate and up of a column. Both are rounded to
-// BF16, as in a BF16 product, and the activation replaces the gate. Panels are stored as for any D, but half as many.
+// BF16, as in a BF16 product, and the activation replaces the gate. Panels are stored as usual; they are half as many.
 //
 // The result equals that of cast/source_silu.cuh for the same gate and up. Rows have no weights here.
 #pragma once

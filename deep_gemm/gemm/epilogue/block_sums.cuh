@@ -1,9 +1,9 @@
-// From accumulators to log(sum(exp)) of each 128 columns of a row, times `scale`, and to the logit of the row's token. D has
+// Turns accumulators, times `scale`, into log(sum(exp)) of each 128 columns of a row, and the row's token's logit. D has
 // these sums, [m, ceil(n / 128)]; the product itself is stored nowhere.
 //
-// Four lanes have the 128 columns of a row: each lane has two neighbouring columns of every group of eight. A lane adds up its
-// columns of every fourth group, then these four sums; then the lanes add their sums. Every tile, and softmax_piece.cuh, has
-// this order.
+// Four lanes hold the 128 columns of a row: each lane has two neighbouring columns of every eight. Pairs 0, 4, 8 and 12 of
+// a lane make one sum, pairs 1, 5, 9 and 13 the next. The lane adds its four sums, then the lanes add theirs. Every tile,
+// and softmax_piece.cuh, adds in this order.
 #pragma once
 #include "config.cuh"
 #include "lanes.cuh"
@@ -39,7 +39,7 @@ DEVICE void prefetch_output_map(const Params&) {}
 DEVICE void prefetch_d(const Params&, const auto&, uint32_t, uint32_t) {}
 DEVICE void leave() {}
 
-// Adds up a warpgroup's tiles.
+// Computes and stores the sums of a warpgroup's tiles.
 struct Output {
   DEVICE Output(OutputStorage&, OutputBarriers&, uint32_t) {}
   DEVICE void expect(const Params&, const auto&) {}
@@ -70,7 +70,7 @@ struct Output {
       }
   }
 
-  // The column of a lane's logit, counted from its block's first.
+  // Returns the column of a lane's logit, counted from the first column of its block.
   DEVICE static uint32_t column_of(uint32_t i) { return i / 2 * 8 + ptx::lane_index() % 4 * 2 + i % 2; }
 
   // Returns a row's sum in its four lanes. Columns past the last one add nothing.

@@ -1,10 +1,10 @@
-// Gate and up of the columns under one scale, if B has all rows of gate first: 128 columns, gate in one unit and up in
+// Finds gate and up of columns under a scale, if B has all rows of gate first: 128 columns, gate in one unit and up in
 // the next (rows of B: work/rows_of_layer_params.cuh). Both are rounded to BF16, as in a BF16 product.
 #pragma once
 #include "cast/silu.cuh"
 #include "config.cuh"
 
-constexpr uint32_t kColumns = 128;  // of activations, under one scale
+constexpr uint32_t kColumns = 128;  // columns of activations under one scale
 constexpr uint32_t kUnitsOfScale = 2;
 static_assert(kUnitN == kColumns && kUnitsAlongN == kUnitsOfScale, "a tile has gate and up of what lies under one scale");
 

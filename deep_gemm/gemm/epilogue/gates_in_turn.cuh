@@ -1,10 +1,10 @@
-// Gate and up of the columns under one scale, if B has 8 rows of gate and 8 of up in turn: 64 columns, in one unit. Of
-// each 16 columns of the product a thread has, for each of its two rows, two gates and their two ups.
+// Gate and up of the columns under one scale, if B has 8 rows of gate and 8 of up in turn: 64 columns, in one unit. A
+// thread has two gates and their two ups of each 16 columns of the product, in each of its two rows.
 #pragma once
 #include "cast/silu.cuh"
 #include "config.cuh"
 
-constexpr uint32_t kColumns = 64;  // of activations, under one scale
+constexpr uint32_t kColumns = 64;  // columns of activations under one scale
 constexpr uint32_t kUnitsOfScale = 1;
 static_assert(kUnitN == 2 * kColumns, "a unit is what lies under one scale");
 

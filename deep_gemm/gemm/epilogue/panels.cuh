@@ -21,7 +21,7 @@ static_assert(kPanelRowBytes == 32 || kPanelRowBytes == 64 || kPanelRowBytes == 
 // The swizzle's span: a panel's row, or in a wide row 4, 8, 16 or 32 columns, the largest number that divides n,
 // so that each span is wholly inside or outside D. (n is a multiple of 4.)
 struct Span {
-  uint32_t log2_columns;  // of wide rows
+  uint32_t log2_columns;  // of a span's columns, in wide rows
 
   DEVICE explicit Span(uint32_t n) : log2_columns(n & 4 ? 2 : n & 8 ? 3 : n & 16 ? 4 : 5) {}
 

@@ -1,10 +1,10 @@
-// From accumulators to the operand of the next product: silu(gate) * up, times the row's weight, cast to FP8 with a scale for
+// Turns accumulators into A of the next product: silu(gate) * up, times the row's weight, cast to FP8 with a scale for
 // each row and kColumns of these columns. GATES names the file that says where gate and up of a column are.
 //
-// The four threads of a row tell each other its largest magnitude, and exchange words until each has 16 bytes that lie in a
-// line: they are stored from registers, rows of other groups left out.
+// The four threads of a row tell each other its largest magnitude, and exchange words until each has 16 contiguous
+// bytes, which it stores from registers; rows of other groups are left out.
 //
-// The numbers are the same as from cast/source_silu.cuh and then per_token_cast_to_fp8.
+// Values and scales equal those of cast/source_silu.cuh's activation, cast by per_token_cast_to_fp8.
 #pragma once
 #include "cast/division.cuh"
 #include "config.cuh"
@@ -93,7 +93,7 @@ struct Output {
                   (tile.row_n + column_of_unit(unit)) / 2);
   }
 
-  // Stores a row of each four lanes. All lanes take part, also if their row is not the group's.
+  // Stores a row of every four lanes. All lanes take part, even if their row is not in the group.
   template <uint32_t kUnits>
   DEVICE void store_row(const Activation& a, uint8_t* d, uint64_t pitch, const float (&total)[kUnits][kUnitN / 2],
                         uint32_t unit, uint32_t half, uint32_t row, uint32_t end_row, uint32_t column) const {
@@ -105,7 +105,7 @@ struct Output {
     CastRow cast_row;
     cast<true>(activated, cast_row);
     if (!ptx::all_sync(!is_there || is_ordinary(cast_row.divisor))) cast<false>(activated, cast_row);
-    // The lower half of word j is lane j's two of 8 columns, and the upper half its two of the next 8.
+    // The lower half of word j has lane j's two columns of 8, the upper half its two of the next 8.
     const auto lower = [](uint32_t x, uint32_t y) { return (x & 0xffff) | y << 16; };
     const auto upper = [](uint32_t x, uint32_t y) { return x >> 16 | (y & 0xffff0000); };
 #pragma unroll

@@ -1,5 +1,5 @@
-// The epilogues of both products of work/rows_twice.cuh: the first one's tiles are activated and cast (silu.cuh), rows of the
-// second one's go to addresses (store_rows.cuh). Storing warps count the first one's tiles, since a release waits for stores.
+// The epilogues of both products of work/rows_twice.cuh: tiles of the first are activated and cast (silu.cuh), rows of the
+// second go to addresses (store_rows.cuh). Storing warps count the first product's tiles: a release waits for stores.
 #pragma once
 #include "cast/division.cuh"
 #include "config.cuh"
@@ -33,7 +33,7 @@ struct Output {
 
   DEVICE Output(OutputStorage& storage, OutputBarriers& barriers, uint32_t warpgroup)
       : first(storage, barriers, warpgroup), second(storage, barriers, warpgroup) {
-    second.parity = 1;  // the storing warp gives its buffer when it has brought its rows
+    second.parity = 1;  // the storing warp frees its buffer once it has fetched rows
   }
 
   DEVICE void expect(const Params&, const Tile&) {}
@@ -48,7 +48,7 @@ struct Output {
   DEVICE void finish() {}
 };
 
-// By the producer's last warps, one for each math warpgroup.
+// Called by the producer's last warps, one for each math warpgroup.
 DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers& barriers, Tiles& tiles, uint32_t warpgroup) {
   of_second::RowsToStore<64> rows;
   Share share;
@@ -62,10 +62,10 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
     ptx::mbarrier_wait_parity(&barriers.ready[warpgroup], parity);
     if (ptx::lane_index() == 0) count_tile(p, tile);
     if (tile.is_second) {
-      rows.expect(p.second, tile, warpgroup * 64);  // their addresses came with the rows
+      rows.expect(p.second, tile, warpgroup * 64);  // fetching the rows has stored their addresses
       rows.store(p.second, storage.buffers + warpgroup * 4 * of_second::kWarpBytes, tile.row_n);
     }
-    ptx::syncwarp();  // all lanes have read the rows: they have stored them
+    ptx::syncwarp();  // all lanes have read the rows, and stored them
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.free[warpgroup]);
     parity ^= 1;
   }

@@ -78,7 +78,7 @@ struct Output {
   DEVICE void finish() {}
 };
 
-// A CTA stays until all its quads have arrived. Its math warps have waited for these, and earlier for the other CTAs.
+// A CTA stays until all its quads have arrived. Its math warps have waited for them, and before for other CTAs.
 DEVICE void leave() {
   if (ptx::warp_index() >= kNumMathWarps) ptx::cluster_wait();
 }

@@ -98,7 +98,7 @@ struct Output {
     static_assert(kUnits == kUnitsAlongN, "whole rows");
     const uint32_t lane = ptx::lane_index();
     uint8_t* rows = storage.buffers + ptx::warp_index() * kWarpBytes;
-    // The rows of the tile before have been read.
+    // The previous tile's rows have been read.
     if constexpr (kStoringWarps > 0) wait_until_free();
     else ptx::syncwarp();
     // stmatrix reads the address of row i of its four 8x8 matrices from lane i: as in epilogue/panels.cuh.

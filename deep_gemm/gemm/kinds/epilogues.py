@@ -36,7 +36,7 @@ class Epilogue(Named):
     """A way to store a tile. Each way is one object."""
 
     source: str = "stored"
-    """Its file in gemm/epilogue, unless a cluster splits k."""
+    """The epilogue's file in gemm/epilogue, unless a cluster splits k."""
     destination: str = "to_matrix"
     """The file (gemm/epilogue/<destination>.cuh) that computes the position of a panel in D."""
     gates: str | None = None
@@ -48,23 +48,23 @@ class Epilogue(Named):
     suffix: str = ""
     """A name for people, after the kind of work."""
     kernel: str = ""
-    """Its part of a kernel's name."""
+    """The epilogue's part of a kernel's name."""
     by_tma: bool = True
-    """True if tiles are copied to panels in shared memory, and TMA stores these to D."""
+    """True if tiles are copied to panels in shared memory, and TMA stores the panels to D."""
     output_bytes: int = 0
-    """Bytes of an element of D; 0 if D's type says it."""
+    """Bytes of an element of D; 0: the size of D's type."""
     skips_mid: bool = False
-    """D has heads, with columns between their parts that are not written."""
+    """True if D has heads, with columns between their parts that are not written."""
     sums_blocks: bool = False
-    """D has a number for each block of 128 columns, whichever tile has them."""
+    """True if D has a number for each block of 128 columns, whichever tile has the block."""
     has_row_addresses: bool = False
     """True if each row is stored at its own address, perhaps in another GPU's memory."""
     write: Callable[[Any, Tensor], None] = add
     """Writes a problem's D from its FP32 sums, for one product: the definition of the epilogue."""
     work: Work | None = None
-    """The only kind of work that it supports, with a BF16 D, no C and no split of k; None if it supports several."""
+    """The only supported kind of work, with a BF16 D, no C and no split of k; None if several kinds are supported."""
     operands: tuple[tuple[Values, Any, Any], ...] = ((E4M3, PER_ROW, PER_BLOCK),)
-    """Values of B and scales of A and B that it supports, if it supports one kind of work."""
+    """The supported values of B and scales of A and B, if one kind of work is supported."""
 
     @cached_property
     def activates(self) -> bool:
@@ -112,7 +112,7 @@ SILU = Epilogue(
 )
 """B has gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
 SILU_OF_HALVES = replace(SILU, gates="gates_apart", name="silu of halves")
-"""The same of a B that has gate's rows first: a scale is for 128 columns, and gate and up are rounded to BF16."""
+"""`SILU` for a B that has gate's rows first: scales for 128 columns, gate and up rounded to BF16."""
 SILU_THEN_ROWS = Epilogue(
     source="silu_or_rows",
     gates="gates_apart",

@@ -46,13 +46,13 @@ class Work(Named):
     name: str
     """A name for people: in names of configurations, and an argument of `explain`."""
     kernel: str
-    """Its part of a kernel's name."""
+    """The work's part of a kernel's name."""
     source: str
-    """Its file in gemm/work."""
+    """The work's file in gemm/work."""
     number: int
     """`kGroups` of gemm/work/layout.cuh."""
     decode: str | None = None
-    """Its file in gemm/decode, if the decode kernel supports such work."""
+    """The work's file in gemm/decode, if the decode kernel supports such work."""
     line: str = "{m} x {n} x {k} runs"
     """The line of DG_PRINT_CONFIGS for a problem."""
     groups_rows: bool = False
@@ -76,9 +76,9 @@ class Work(Named):
     alignment: int = 1
     """Alignment of the file's shared memory."""
     is_twice: bool = False
-    """Tiles are of two products. Rows of the first are fetched from the rooms of a node's ranks, into a ring."""
+    """True if tiles are of two products: a ring gets the first product's rows from the rooms of a node's ranks."""
     band: int = 0
-    """Tiles along m that the raster takes before it moves on along n; 0: as many as the tile's shape wants."""
+    """Tiles along m that the raster takes before it moves on along n; 0: a number that suits the tile's shape."""
     tile_slots: int = TILE_SLOTS
     """Tiles that the queue holds."""
     may_split_k: bool = True
@@ -90,7 +90,7 @@ class Work(Named):
 
     @cached_property
     def suffix(self) -> str:
-        """Its part of a configuration's name."""
+        """Return the work's part of a configuration's name."""
         return f" by {self.name}" if self.name else ""
 
     def window_rows(self, most: int = WINDOW_ROWS) -> int:
@@ -136,7 +136,7 @@ TWICE = replace(
     tile_slots=2,
     more_bytes=STAGING_BYTES,
 )
-"""The same for two products: the kernel fetches A of the first one, whose result is A of the second."""
+"""`ENDS` for two products: the kernel fetches the first product's A; this product's result is the second's A."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """Each group has its own A, and a count of the first rows that are used ("masked")."""
 DEPTHS = Work(

@@ -1,4 +1,4 @@
-// B has one scale for each 128x128 block: a few numbers for a tile and k-block, kept in registers. A's are in the ring.
+// B has one scale for each 128x128 block: a few numbers for a tile and k-block, in registers. The ring has A's scales.
 // by_block.cuh and by_halves.cuh share this code. They define the blocks of a tile, and the columns of each block.
 #pragma once
 #include "config.cuh"

@@ -1,4 +1,4 @@
-// A tile's columns are in turn from two matrices: kGateColumns of gate, then kGateColumns of up. B has a scale for each
+// A tile's columns alternate between two matrices: kGateColumns of gate, kGateColumns of up. B has a scale for each
 // 128x128 block of each matrix: first gate's, then up's. So a tile of up to 256 columns is in one block of each matrix.
 #pragma once
 #include "scales/blocks_of_b.cuh"

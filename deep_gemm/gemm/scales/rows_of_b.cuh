@@ -1,4 +1,4 @@
-// B has a scale for each row (a column of D), like A. B's scales are in the ring beside A's; none is kept for a whole
+// B has a scale for each row (a column of D), like A. The ring has B's scales beside A's; no scale is kept for a whole
 // tile. by_row.cuh and by_row_kept.cuh share this code; by_slot.cuh and by_chunk.cuh keep no scales for a tile either.
 #pragma once
 #include "config.cuh"

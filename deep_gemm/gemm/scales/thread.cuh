@@ -1,7 +1,7 @@
 // The scales that a thread of a math warpgroup needs, and their addresses.
 //
-// Of each 64 x n unit a thread holds rows lane / 4 and lane / 4 + 8 of its warp's 16 rows, and of each 8 columns two,
-// from lane % 4 * 2 on. Of these, accumulator 4 * g + i is row i / 2, column 8 * g + i % 2. (PTX ISA, "Register
+// In a 64 x n unit a thread holds rows lane / 4 and lane / 4 + 8 of its warp's 16 rows, and two of each 8 columns, from
+// lane % 4 * 2 on. Accumulator 4 * g + i is in row i / 2 of both, and column i % 2 of pair g. (PTX ISA, "Register
 // Fragments for wgmma.mma_async.m64nNk32".)
 #pragma once
 #include "ptx/memory.cuh"

@@ -1,7 +1,7 @@
 // One product: cluster i computes tiles i, i + clusters, ... of the raster. Each role of a CTA finds them by itself.
 //
-// A cluster that multicasts computes two neighbouring tiles: along n if it shares A, along m if it shares B. If their
-// number is odd, the last tile is outside D, unless it begins earlier; its loads return zeros and its stores are cut
+// A cluster that multicasts computes two neighbouring tiles: along n if it shares A, along m if it shares B. If tiles
+// are odd in number, the last tile is outside D, unless it begins earlier; it loads zeros, and its stores are cut
 // off. CTAs that split k compute the same tile.
 #pragma once
 #include "config.cuh"

@@ -1,12 +1,12 @@
-// Rows of the first product of work/rows_twice.cuh, fetched from the rooms of the ranks. They lie in a ring as the middle does.
+// Fetches rows of the first product of work/rows_twice.cuh from the rooms of the ranks into a ring, like the middle's.
 //
 //   finding warp       claims kRowsOfUnit rows; while it deals tiles: whole[b - slots] --acquire--> the slot is free
 //                      room --> slot, fence, release --> fetched[b]
-//   storing warps      the same ahead of their first tile, for the rows of the first band
+//   storing warps      the same before their first tile, for the rows of the first band
 //   loading thread     fetched[b] --acquire, fence--> loads the slot by TMA
 //
-// Units are claimed in order of blocks. A warp that holds one looks whether its slot is free, and never waits for it: so tiles
-// are dealt, and the blocks ahead of a unit are multiplied.
+// Units are claimed in order of blocks. A warp that holds a unit tests whether the unit's slot is free, but never waits for
+// it: so the warp goes on dealing tiles, and earlier blocks are multiplied.
 #pragma once
 #include "meeting.cuh"
 #include "ptx/memory.cuh"
@@ -14,26 +14,26 @@
 #include "ptx/warp.cuh"
 
 struct Rooms {
-  const int32_t* token_of;  // [rows]: a row's token, a place of the rooms
+  const int32_t* token_of;  // [rows]: a row's token, as its place in the rooms
   const int32_t* row_of;    // [places, topk]: the rows of a token's routes, -1: none
   uint8_t* values;          // ring of rows, as A is
-  float* scales;            // their scales [blocks of 128 columns, pitch]
-  uint64_t* addresses;      // [rows]: where the result of each goes
-  uint64_t results;         // byte of a room: [max_tokens, topk, hidden] of BF16
+  float* scales;            // scales of the rows: [blocks of 128 columns, pitch]
+  uint64_t* addresses;      // [rows]: the address of each row's result
+  uint64_t results;         // offset in a room of BF16 [max_tokens, topk, hidden]
   uint32_t pitch, scales_at, topk, max_tokens, row_bytes;
 };
 
 constexpr uint32_t kRowsOfUnit = 4, kUnitsOfBlock = kBlockM / kRowsOfUnit, kLanesOfRow = 32 / kRowsOfUnit;
 constexpr uint32_t kUnitsOfBand = kRasterGroup * kUnitsOfBlock;
-// A warp's copies on their way: columns of rows of a unit at a time.
+// Shared memory of a warp's copies in flight: these columns of these rows of a unit.
 constexpr uint32_t kStagedRows = 2, kStagedColumns = 4096, kStagingBytes = kStagedRows * kStagedColumns;
 
-// The rows of a unit: `rows` of them from `row` on, of a block, which go to `row_of_ring` on.
+// The rows of a unit: `rows` rows of a block, from `row` on, which are copied to the ring from `row_of_ring` on.
 struct Unit {
   uint32_t row, rows, row_of_ring, block;
 };
 
-// Fetches rows, by a whole warp. Each lane reads only the bytes of `staging` that it copied there.
+// Fetches rows; a whole warp calls it. Each lane reads only the bytes of `staging` that it copied there.
 struct Fetch {
   const Rooms& rooms;
   const Meeting& meeting;
@@ -44,8 +44,8 @@ struct Fetch {
     return meeting.rooms[token / rooms.max_tokens] + uint64_t{token % rooms.max_tokens} * rooms.row_bytes;
   }
 
-  // Says where results go: nowhere if this rank missed another, and then rows are of no use either. Links answer late: so the
-  // first columns come meanwhile.
+  // Fetches a unit, and stores its results' addresses: 0 if another rank did not come in time, and then no rows are fetched.
+  // Links answer late, so the first columns are on their way meanwhile.
   DEVICE void run(const Unit& unit) const {
     const uint32_t lane = ptx::lane_index();
     const uint32_t token = lane < unit.rows ? static_cast<uint32_t>(ptx::ld_global_i32(rooms.token_of + unit.row + lane)) : 0;
@@ -64,7 +64,7 @@ struct Fetch {
     }
   }
 
-  // The address of a row's result, by the lane that finds the row's route.
+  // Stores the address of a row's result; the lane that finds the row's route does it.
   DEVICE void say_where(const Unit& unit, uint32_t token, bool is_met) const {
     const uint32_t of_unit = ptx::lane_index() / kLanesOfRow, row = unit.row + of_unit;
     if (of_unit >= unit.rows) return;
@@ -77,7 +77,7 @@ struct Fetch {
     }
   }
 
-  // A lane has a block of columns of all rows of the unit.
+  // Copies scales. A lane copies the scales of a block of columns, for all rows of the unit.
   DEVICE void copy_scales(const Unit& unit, uint32_t token) const {
     const uint32_t blocks = ceil_div(hidden, 128);
 #pragma unroll 1
@@ -93,7 +93,7 @@ struct Fetch {
     }
   }
 
-  // Calls `use` with this lane's pieces of 16 bytes of a row: where they are staged, and the column.
+  // Calls `use` for this lane's pieces of a row, 16 bytes each, with the piece's place in `staging` and its column.
   template <typename Use>
   DEVICE void for_pieces(uint32_t staged_row, uint32_t first_column, const Use& use) const {
 #pragma unroll 1

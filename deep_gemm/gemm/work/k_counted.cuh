@@ -55,7 +55,7 @@ DEVICE uint32_t count_of(const KCounts& depths, uint32_t group) {
   return count < 0 ? 0 : static_cast<uint32_t>(count);
 }
 
-// By one thread: stores where a group begins, at its index in order of depth, if this launch has that index.
+// Called by one thread: stores where a group begins, at its index in order of depth, if this launch has that index.
 template <bool kIsInline>
 DEVICE void place_part(const KCounts& depths, uint32_t group, WorkStorage& storage) {
   constexpr uint32_t kEach = 16;  // loads in flight at a time

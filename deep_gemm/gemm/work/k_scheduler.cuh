@@ -51,7 +51,7 @@ struct KGroups {
 struct Tile {
   uint32_t row_m;         // first row of D
   uint32_t row_n;         // first column of D, a row of B
-  uint32_t num_k_blocks;  // of the tile's group
+  uint32_t num_k_blocks;  // k-blocks of the tile's group
   uint32_t group;         // plane of C and D
 };
 

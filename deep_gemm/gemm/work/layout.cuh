@@ -1,8 +1,8 @@
-// The layout says which rows each group has. Only the GPU knows it: an array in global memory, of one of three kinds:
+// The layout says which rows each group has. It is an array in global memory that only the GPU reads, of three kinds:
 //
 //   kGroupIds      rows of A [m, k] and D [m, n]; the layout holds each row's group, -1: no group
 //   kGroupEnds     the same rows; the layout holds each group's end, and the next group begins there, aligned
-//   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; the layout holds their number
+//   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; the layout holds counts of rows
 //
 // For any values in the layout, no access is outside the operands.
 #pragma once
@@ -16,9 +16,9 @@ constexpr bool kRowsAreStacked = kGroups == kGroupIds || kGroups == kGroupEnds;
 struct Groups {
   const int32_t* layout;
   uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
-  uint32_t count;       // of groups
+  uint32_t count;       // the number of groups
   uint32_t rows;        // rows of A and D; with kGroupCounts, of each group's A and D
-  uint32_t alignment;   // with kGroupEnds, of a group's first row; with all kinds, rows of a block of zeroed padding
+  uint32_t alignment;   // with kGroupEnds, of group starts, in rows; with all kinds, rows of a block of zeroed padding
   uint32_t zeroes_padding;
 };
 
@@ -30,7 +30,7 @@ struct Stretch {
   DEVICE uint32_t tiles_m() const { return ceil_div(end - first, kBlockM); }
 };
 
-// A tile that was found: its number in the raster of a stretch, and whether it is whole or half of the columns.
+// A found tile: its number in the raster of a stretch, and whether the tile has all of its columns or half of them.
 struct FoundTile {
   Stretch stretch;
   uint32_t number;
@@ -60,16 +60,16 @@ DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
 
 // Finds stretches in the order of the layout, and counts their tiles. A whole warp does this: a load from global memory
 // takes longer than a k-block, so each load reads much. All CTAs then find their first tile after one load, and begin
-// together. When some began later, all ran 2% longer, because they shared fewer loads in the L2.
+// together. When some CTAs began later, all CTAs ran 2% longer, because they shared fewer loads in the L2.
 //
-// Groups of few rows have low tiles. Their ids are read 32 stretches at a time: one by one, a stretch takes 0.27 us,
-// and 500 groups keep the math warps waiting for 130 us. High tiles (a group has several) lack registers for this.
+// Groups of few rows have low tiles. Ids are then read for 32 stretches at a time: one by one, a stretch takes 0.27 us,
+// so math warps would wait 130 us for 500 groups. High tiles (a group has several) lack registers for this.
 struct Stretches {
   uint32_t* window;  // in shared memory, with kGroupIds: the ids of rows from window_first up to window_end
   uint32_t window_first = 0, window_end = 0;
   bool are_many = kGroups != kGroupIds;  // true if each lane has its own current stretch, perhaps without rows
   Stretch stretch{};       // the current stretch, or this lane's
-  uint32_t tiles_end = 0;  // tiles of the current stretches, up to this one's end
+  uint32_t tiles_end = 0;  // tiles of the current stretches, up to the end of `stretch`
   uint32_t tiles_before = 0, tiles = 0;  // tiles of earlier stretches, and of the current ones
   uint32_t at = 0;         // the rows or groups of the layout that have been read
 
@@ -88,7 +88,7 @@ struct Stretches {
       if (kGroups != kGroupIds)
         for (uint32_t distance = 1; distance < 32; distance *= 2) add_those_before(distance);
       else if (are_many)
-#pragma unroll 1  // otherwise registers are too few
+#pragma unroll 1  // otherwise a thread has too few registers
         for (uint32_t distance = 1; distance < 32; distance *= 2) add_those_before(distance);
       tiles = are_many ? ptx::shfl_sync(tiles_end, 31) : tiles_end;
     }
@@ -125,7 +125,7 @@ struct Stretches {
     while (at < g.rows) {
       if (at == window_end) open_window(g, at);
       uint32_t first = at;
-      if (ptx::ld_shared_b32(&window[at - window_first]) >= g.count)  // most groups begin where the one before ends
+      if (ptx::ld_shared_b32(&window[at - window_first]) >= g.count)  // most groups begin where the previous group ends
         first = find(at, [&](uint32_t id) { return id < g.count; });
       at = first;
       if (first == window_end) continue;
@@ -185,7 +185,7 @@ struct Stretches {
       uint32_t* to = &window[row - window_first];
       if (row + 4 <= window_end)
         ptx::cp_async_16(to, g.layout + row);
-      else  // nothing behind the layout is touched
+      else  // nothing after the layout is read
         ptx::st_shared_v4_b32(to, id_in_memory(g, row), row + 1 < window_end ? id_in_memory(g, row + 1) : 0,
                               row + 2 < window_end ? id_in_memory(g, row + 2) : 0, 0);
     }

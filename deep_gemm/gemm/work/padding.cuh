@@ -11,7 +11,7 @@ DEVICE void write_zeros(uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes, ui
     ptx::st_global_v4_b32(d + row * pitch_bytes + byte, 0, 0, 0, 0);
 }
 
-// Warps, each in its own CTA, that share an aligned block of rows: one warp alone would need more time than a tile.
+// Warps, each in another CTA, that divide an aligned block of rows: a single warp would take longer than a tile.
 constexpr uint32_t kPaddingShares = 4;
 
 // The ids of the rows of an aligned block of at most 128 rows.

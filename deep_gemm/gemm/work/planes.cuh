@@ -1,5 +1,5 @@
 // Code that work/heads.cuh and work/sums.cuh share: D is several planes of one shape, each with its own tiles. All
-// tiles of a plane precede the next plane's; otherwise this is like work/dense.cuh. A file that includes this one
+// tiles of a plane precede the next plane's; the rest is as in work/dense.cuh. A file that includes this one
 // defines Params and planes_of(p) first.
 //
 // A cluster that multicasts computes two neighbouring tiles of a plane: along n if it shares A, along m if it shares B.

@@ -1,6 +1,6 @@
 // Products of several groups of rows, each with its own B. One warp of each CTA finds the CTA's tiles in the layout,
-// and hands them to the thread that loads and to the math warps. It is ahead of them, so that a search delays them
-// little. At last it writes the zeros that callers expect in the padding behind a group.
+// and hands them to the thread that loads and to the math warps. This warp is ahead of the other roles, so a search
+// delays them little. After its last tile it writes the zeros that callers expect in the padding after a group.
 //
 // CTA i takes tiles i, i + CTAs, ... Each stretch of a group's rows has a raster of its own, and the count goes on from one
 // stretch to the next. There are no clusters.
@@ -41,8 +41,8 @@ struct Tile {
   uint32_t row_n;  // first column of D, a row of B
   uint32_t end_m;  // where the group's rows end
   uint32_t group;
-  bool is_narrow = false;  // it is only the first kUnitN columns
-  uint32_t stored_before = 0;  // how many of its first rows the tile above stores, with kToAddresses
+  bool is_narrow = false;  // true if the tile is only its first kUnitN columns
+  uint32_t stored_before = 0;  // with kToAddresses: first rows that the tile above stores
 };
 
 using TileToLoad = Tile;
@@ -51,13 +51,13 @@ using TileToLoad = Tile;
 constexpr uint32_t kGroupBits = kToAddresses ? 24 : 31;
 static_assert(!kToAddresses || kBlockM <= 128, "a count of rows in 7 bits");
 
-// Marks the end of the tiles: any other tile ends behind a row.
+// Marks the end of the tiles: end_m of any other tile is above 0.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
 
 struct Tiles {
   const Params& p;
   WorkStorage& storage;
-  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
+  uint32_t number = 0;  // tiles that this thread has dealt or taken
   uint32_t rows, tiles_m, tiles_n, next_tile;
   Stretches stretches;
 
@@ -70,13 +70,13 @@ struct Tiles {
         next_tile(ptx::block_index()),
         stretches(storage_.queue.window) {}
 
-  // By the loading thread.
+  // Called by the loading thread.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     for (Tile tile; take<false>(tile);) load(tile);
   }
 
-  // By the producer's other warps: one finds the tiles, and hands them out.
+  // Called by the producer's other warps: one warp finds the tiles and deals them.
   DEVICE void find_for_others(uint32_t warp) {
     if (warp != 1) return;
     for (Tile tile; find_next(tile);) deal(tile);
@@ -84,7 +84,7 @@ struct Tiles {
     if (p.groups.zeroes_padding) zero_padding(p.groups, storage.queue.window, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }
 
-  // By a math warp.
+  // Called by a math warp.
   DEVICE bool next(Tile& tile) { return take<true>(tile); }
 
   DEVICE void finish(Tile&) {}
@@ -104,7 +104,7 @@ struct Tiles {
     storage.queue.wait_until_dealt(number);
     const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(storage.queue.tile(number));
     ptx::Uint4 words = dealt;
-    if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
+    if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that all have the same values
       words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
     tile = {words.x, words.y, words.z, words.w & ((1u << kGroupBits) - 1), words.w >> 31 != 0};
     if constexpr (kToAddresses) tile.stored_before = words.w >> kGroupBits & 127;
@@ -113,7 +113,7 @@ struct Tiles {
     return tile.end_m != kNoMoreTiles.end_m;
   }
 
-  // ---- Finding them
+  // ---- The search for tiles
 
   DEVICE bool find_next(Tile& tile) {
     FoundTile found{};
@@ -129,15 +129,15 @@ struct Tiles {
     move_up(tile.row_m, rows, height);
     if constexpr (kToAddresses) tile.stored_before = index.m * kBlockM - tile.row_m;
     tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
-    if (found.is_second_half) tile.row_n += kUnitN;  // past the last column of D perhaps
+    if (found.is_second_half) tile.row_n += kUnitN;  // perhaps past the last column of D
     tile.is_narrow = found.is_half;
     next_tile += ptx::grid_size();
     return true;
   }
 
-  // Finds this CTA's next tile. If the last wave has no more tiles than half of the CTAs, two CTAs share each tile, and
-  // this finds the CTA's half. A tile in the middle of the wave shows that the wave has more. All three tiles are
-  // looked for in the order of their numbers.
+  // Finds this CTA's next tile. If the last wave has at most half as many tiles as CTAs, two CTAs share each tile, and
+  // the function finds this CTA's half. If a tile exists in the middle of the wave, the wave has more tiles than that.
+  // The function searches for these three tiles in the order of their numbers.
   DEVICE bool find(const Groups& groups, FoundTile& found) {
     const uint32_t cta = ptx::block_index(), wave = next_tile - cta, middle = wave + ptx::grid_size() / 2;
     // A search through ids would keep the first tile waiting.

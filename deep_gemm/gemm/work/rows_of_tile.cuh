@@ -1,5 +1,5 @@
-// Tiles of groups of rows: the share of a warpgroup, rows that are not the group's, loads, and places in D. The file of a kind
-// of work includes this one behind its Tile, kHasWholeD, `product_of`, `end_of_a` and `first_address_of`.
+// Tiles of groups of rows: the share of a warpgroup, rows of other groups, loads, and positions in D. The file of a kind of
+// work includes this file after it has defined Tile, kHasWholeD, `product_of`, `end_of_a` and `first_address_of`.
 #pragma once
 
 // A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows; its first units if the tile is
@@ -8,7 +8,7 @@ struct Share {
   bool is_any = false, is_part = false;
 
   DEVICE void set(const Tile& tile, uint32_t warpgroup) {
-    // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+    // One result for the warp, or ptxas expects ring positions to differ by lane, and moves descriptors one by one.
     const auto ends_at = [&](uint32_t row) { return ptx::all_sync(tile.row_m + row >= tile.end_m); };
     is_any = !(kNumMathWarpgroups > 1 && ends_at(warpgroup * 64));
     if (!is_any) return;
@@ -27,13 +27,13 @@ struct Share {
 
 // ---- Rows that are not the group's
 //
-// A box of a tensor map must not reach past the end of its group's rows, neither to write nor to load. A and D are
-// described with one dimension more: `height` rows, the box's, and as many places where they may begin, one pitch apart.
+// A box of a tensor map must not reach past the end of its group's rows, neither to write nor to load. The maps of A
+// and D have one more dimension: the `height` rows of a box, and `height` places where boxes begin, a pitch apart.
 //
 //   address of box row i = base + (i_first + i + place) * pitch      i_first + i < height is the hardware's bound
 //
-// The base lies `height` rows before the tensor. So the box that begins in place row + r, with its first row at height -
-// r, has r rows from `row` on, and the rest of it is out of bounds: it loads as zeros and is not stored.
+// The base is `height` rows before the tensor. So a box in place row + r whose first row is height - r has r rows of the
+// tensor, from `row` on. The rest of the box is out of bounds: TMA loads zeros there, and stores nothing.
 struct ClippedBox {
   uint32_t first, place;
 
@@ -43,17 +43,17 @@ struct ClippedBox {
   }
 };
 
-// Rows of A that are loaded for a tile: whole boxes, as far as the group has rows. Older data behind them in the slot
-// are not multiplied, or only by a warpgroup that does not store these rows.
+// Counts the rows of A to load for a tile: whole boxes, up to the group's last row. Older data after these rows in the
+// slot are not multiplied, or only by a warpgroup that does not store these rows.
 DEVICE uint32_t rows_loaded(const Tile& tile) {
   const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
   return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
 }
 
-// Which of the row-grouped matrices: with kGroupCounts each group has its own.
+// The index of the tile's matrix of rows: with kGroupCounts each group has its own matrix.
 DEVICE uint32_t plane_of(const Tile& tile) { return kGroups == kGroupCounts ? tile.group : 0; }
 
-// Scales that are loaded ahead of a tile's own: TMA loads from a multiple of 16 bytes on, and a group begins at any row.
+// Scales that TMA loads before a tile's own: TMA begins at multiples of 16 bytes, but a group begins at any row.
 DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile.row_m % 4 : 0; }
 
 // ---- Loads
@@ -96,7 +96,7 @@ struct TileLoad {
   }
 };
 
-// Where the panels of a tile lie in D. If the group has all rows that are stored, down to `end_row`, through the plain map.
+// Positions of a tile's panels in D. The plain map is used if the group has all stored rows, up to `end_row`.
 struct Destination {
   const Params& p;
   const Tile& tile;

@@ -1,4 +1,4 @@
-// Rows of groups, and no more than that.
+// The parameters for groups of rows whose product is not activated.
 #pragma once
 #include "params.cuh"
 #include "work/layout.cuh"
@@ -7,5 +7,5 @@ struct Params : Product {
   Groups groups;
 };
 
-// The row of B that is a column of D.
+// Returns the row of B for a column of D.
 DEVICE uint32_t row_of_b(const Product&, uint32_t column) { return column; }

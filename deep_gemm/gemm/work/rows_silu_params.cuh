@@ -3,8 +3,8 @@
 #include "params.cuh"
 #include "work/layout.cuh"
 
-// The row of B for a column of the product. In the product kGateColumns of gate and kGateColumns of up take turns. B's
-// rows take the same turns if kGateColumns is 8; if it is more, all rows of gate come first.
+// The row of B for a column of the product. In the product kGateColumns of gate and kGateColumns of up alternate. B's
+// rows alternate in the same way if kGateColumns is 8; if it is larger, all rows of gate come first.
 DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {
   if constexpr (kGateColumns == 8) return column;
   constexpr uint32_t kTurn = 2 * kGateColumns;

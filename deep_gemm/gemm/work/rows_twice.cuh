@@ -1,20 +1,20 @@
-// Both products of experts' rows by one kernel. Finding warps fetch the rows: work/fetch_rows.cuh. The first product activates: its
-// D is the middle, A of the second product, whose rows go to addresses. Rows and middle lie in rings: block b of 128 rows has
-// slot b % slots of either, so a few blocks of memory are enough.
+// One kernel computes both products of experts' rows. Finding warps fetch the rows: work/fetch_rows.cuh. The first product's D is
+// activated: this middle is A of the second product, whose rows go to addresses. Rows and middle are in rings: block b of 128 rows
+// has slot b % slots of each ring, so a few blocks of memory are enough.
 //
 //   finding warp       claims tiles of its CTA's product --queue--> all other roles
 //   loading thread     first product:  fetched[b], read[b - slots] --acquire, fence--> loads the slot of rows
 //                      second product: whole[b] --acquire, fence--> loads the slot of the middle
-//   math warps         the first's rows --store--> slot;  the second's --> shared memory
+//   math warps         first product: rows --store--> slot;  second: rows --> shared memory
 //   storing warps      first product: fence, release --> whole[b];  second: release --> read[b], rows --> addresses
 //
-// Each CTA has a role. One claims all tiles of the first product, then tiles of the second; the other claims tiles of the second
-// alone. The first `lag` tiles, whose slots are new, are for all. Only the loading thread waits, for its CTA's tiles one by one.
+// A CTA has one of two roles: to claim tiles of the first product until none is left, then of the second; or only of the second.
+// All CTAs claim the first `lag` tiles, whose slots are new. Only the loading thread waits, for its CTA's tiles one by one.
 //
-// Why each wait ends: take the unfinished tile of the first product with the smallest number, of block b. It waits for tiles of
-// the second of block b - slots. If `slots` has two bands of the raster, this block's band lies before b's, so the first product
-// of the band is over. No tile ahead of one of the second, in its CTA, waits for a slot: CTAs of the second role have tiles of
-// the second there, and the others claim these when their last tile of the first has its slot. So CTAs of both roles have to run.
+// Why each wait ends: let b be the block of the first product's unfinished tile with the smallest number. This tile waits for
+// the second product's tiles of block b - slots. A ring has two bands of the raster, so that block is in an earlier band, whose
+// first product is over. In its CTA no tile before such a tile waits for a slot: CTAs of the second role have only tiles of
+// the second product, and other CTAs claim such tiles when their last tile of the first has its slot. So both roles must run.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -32,10 +32,10 @@
 // Counters. A CTA claims a number by adding 1.
 enum class Next : uint32_t {
   kOfAll,      // tiles of the first product up to `lag`, for all CTAs
-  kFirst,      // the tiles of the first product behind them
-  kSecond,     // tiles of the second
+  kFirst,      // later tiles of the first product
+  kSecond,     // tiles of the second product
   kRowsOfAll,  // units of the first band's rows, for all warps that may fetch
-  kRows,       // the units behind them
+  kRows,       // later units of rows
   kCounters,
 };
 
@@ -45,11 +45,11 @@ struct Counts {
   uint32_t of_blocks[1];
 };
 
-// Counts of blocks of rows, one behind another. A tile adds kPartsOfTile to a count of its block.
+// Counts for all blocks of rows, one count after another. A tile adds kPartsOfTile to a count of its block.
 enum class Of : uint32_t {
   kWhole,    // tiles of the first product that are written
   kRead,     // tiles of the second product that are multiplied
-  kFetched,  // units of rows: each adds 1
+  kFetched,  // units of fetched rows: each unit adds 1
   kCounts,
 };
 constexpr uint32_t kPartsOfTile = 2;
@@ -60,11 +60,11 @@ struct Params : Product {
   Product second;
   Rooms rooms;
   Meeting meeting;
-  uint64_t second_sfb_stride;  // of groups, in elements
-  Counts* counts;              // zeros before and after
-  uint32_t blocks;             // that there may be
+  uint64_t second_sfb_stride;  // from one group to the next, in elements
+  Counts* counts;              // zeros before and after a launch
+  uint32_t blocks;             // the most blocks that rows may have
   uint32_t slots;              // blocks that a ring has room for: a power of two
-  uint32_t lag;                // tiles of the first product that all CTAs may claim: of blocks up to `slots`
+  uint32_t lag;                // tiles of the first product that all CTAs may claim: tiles of the first `slots` blocks
   uint32_t first_ctas;         // CTAs that take the first product as long as it has tiles
 };
 
@@ -74,20 +74,20 @@ DEVICE uint32_t* count_of(const Params& p, Of of, uint32_t block) {
 
 struct WorkStorage {
   TileQueue queue;
-  alignas(16) uint8_t staging[kStagingBytes];  // of the finding warp
+  alignas(16) uint8_t staging[kStagingBytes];  // used by the finding warp
 
-  DEVICE void init() { queue.init(kNumMathWarps + kStoringWarps + 1); }  // all roles but the dealing warp take
+  DEVICE void init() { queue.init(kNumMathWarps + kStoringWarps + 1); }  // all roles but the dealing warp take tiles
 };
 
 // ---- Tiles
 
 struct Tile {
-  uint32_t row_m;  // first row, of the slot
+  uint32_t row_m;  // first row in the ring
   uint32_t row_n;  // first column of the product
-  uint32_t end_m;  // where the group's rows end, if all of them lay behind this row
+  uint32_t end_m;  // where the group's rows would end in the ring if all from `row` on followed row_m
   uint32_t group;
   uint32_t block = 0;      // the number of its block of rows
-  uint32_t row = 0;        // first row, of all rows
+  uint32_t row = 0;        // first row among all rows
   bool is_second = false;  // it is a tile of the second product
   static constexpr bool is_narrow = false;
   static constexpr uint32_t stored_before = 0;
@@ -104,17 +104,17 @@ DEVICE void prefetch_operand_maps(const Params& p) {
 
 constexpr bool kHasWholeD = false;
 
-// Marks the end of the tiles: any other tile ends behind a row.
+// Marks the end of the tiles: end_m of any other tile is above 0.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
-// A tile's second word in the queue holds its column of tiles, then its block. The last one's highest bit: the second product.
+// A tile's second word in the queue holds its column of tiles, then its block. The last word's top bit: the second product.
 constexpr uint32_t kColumnBits = 12;
 
 // ---- Counts: the middle is written by a warpgroup, and read by TMA of any CTA
 
-// A warpgroup's part of a tile, or all of it if the other warpgroup has no rows.
+// The number that a warpgroup adds for a tile: half of kPartsOfTile, or all if the other warpgroup has no rows.
 DEVICE uint32_t parts_of(const Tile& tile) { return tile.row_m + 64 < tile.end_m ? kPartsOfTile / 2 : kPartsOfTile; }
 
-// By a thread of a storing warp: math warps have stored the middle, or have multiplied it, so TMA has read its slot.
+// Called by a thread of a storing warp once math warps have stored the middle, or multiplied it: TMA has read its slot.
 DEVICE void count_tile(const Params& p, const Tile& tile) {
   if (!tile.is_second) ptx::fence_proxy_async_global();
   ptx::red_release_gpu_add_b32(count_of(p, tile.is_second ? Of::kRead : Of::kWhole, tile.block), parts_of(tile));
@@ -125,7 +125,7 @@ DEVICE void wait_for_count(const Params& p, Of of, uint32_t block, uint32_t need
   }
 }
 
-// By the loading thread, which is ahead of the math warps: when they store to a slot, it is free.
+// Called by the loading thread. It is ahead of the math warps, so a slot is free when they store to it.
 DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
   if (tile.end_m == kNoMoreTiles.end_m) return;
   const uint32_t rows = tile.end_m - tile.row_m < kBlockM ? tile.end_m - tile.row_m : kBlockM;
@@ -139,7 +139,7 @@ DEVICE void wait_for_operands(const Params& p, const Tile& tile) {
   ptx::fence_proxy_async_global();
 }
 
-// By each finding and storing warp at its end. The last of all leaves zeros: all is claimed, and no wait is left.
+// Called by each finding and storing warp at its end. The last warp leaves zeros: all tiles are claimed, no warp waits.
 DEVICE void leave_zeros(const Params& p) {
   const uint32_t lane = ptx::lane_index(), over = lane == 0 ? ptx::atom_add_acq_rel_b32(&p.counts->over, 1) + 1 : 0;
   if (ptx::shfl_sync(over, 0) < ptx::grid_size() * (1 + kStoringWarps)) return;
@@ -153,20 +153,20 @@ DEVICE void leave_zeros(const Params& p) {
 struct Tiles {
   const Params& p;
   WorkStorage& storage;
-  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
-  uint32_t ahead = 0;   // 0: the finding warp deals once there is a free place; kTileSlots - 1: once all are free
+  uint32_t number = 0;  // tiles that this thread has dealt or taken
+  uint32_t ahead = 0;   // 0: the finding warp deals once a slot of the queue is free; kTileSlots - 1: once all are free
   Next from = Next::kOfAll, rows_from = Next::kRowsOfAll;
 
   DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
 
-  // By the loading thread.
+  // Called by the loading thread.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     for (Tile tile; take<false>(tile);) load(tile);
   }
 
-  // By the producer's other warps: one claims tiles, and hands them out. It never waits while there are rows to fetch, since
-  // math warps store a tile when they have taken the next one.
+  // Called by the producer's other warps: one claims tiles and deals them. It never waits while there are rows to fetch,
+  // because math warps store a tile only after they have taken the next tile.
   DEVICE void find_for_others(uint32_t warp) {
     if (warp != 1) return;
     Unit unit{};
@@ -177,7 +177,7 @@ struct Tiles {
     leave_zeros(p);
   }
 
-  // By a math warp or a storing one.
+  // Called by a math warp or a storing warp.
   DEVICE bool next(Tile& tile) { return take<true>(tile); }
 
   DEVICE void finish(Tile&) {}
@@ -195,7 +195,7 @@ struct Tiles {
     storage.queue.wait_until_dealt(number);
     const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(storage.queue.tile(number));
     ptx::Uint4 words = dealt;
-    if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
+    if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that all have the same values
       words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
     tile.block = words.y >> kColumnBits, tile.row_n = (words.y & ((1u << kColumnBits) - 1)) * kBlockN;
     tile.row = words.x, tile.group = words.w & kGroupOfWord, tile.is_second = words.w >> 31 != 0;
@@ -213,8 +213,8 @@ struct Tiles {
     return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(next, 1) : 0, 0);
   }
 
-  // Deals a tile, which is claimed late, so that CTAs end together; false behind the last one. Between both products it deals none
-  // until all roles have taken the tiles of the first.
+  // Claims a tile late, so that CTAs end together, and deals it; false after the last tile. Between both products it deals no
+  // tile until all roles have taken the tiles of the first product.
   DEVICE bool deal_next() {
     Tile tile;
     if (from != Next::kSecond) {
@@ -229,7 +229,7 @@ struct Tiles {
     return is_found;
   }
 
-  // Finds a tile of the first product; false if this CTA takes none any more.
+  // Finds a tile of the first product; false if this CTA takes no more of them.
   DEVICE bool find_first(Tile& tile) {
     tile.is_second = false;
     if (from == Next::kOfAll) {
@@ -241,13 +241,13 @@ struct Tiles {
     return find(tile, p.lag + claim(from));
   }
 
-  // CTAs of both roles take turns, so that both run if few do. The first one never is of the second role.
+  // CTAs of both roles take turns, so that both run if few do. CTA 0 never has the second role.
   DEVICE bool is_of_second_role() const {
     const uint32_t ctas = ptx::grid_size(), of_second = ctas - p.first_ctas;
     return ptx::block_index() * of_second % ctas >= p.first_ctas;
   }
 
-  // From the first group on each time: there is time, and no register to remember where either product is.
+  // Searches from the first group each time: there is time, and no register to remember where either product is.
   DEVICE bool find(Tile& tile, uint32_t wanted) const {
     const uint32_t tiles_n = ceil_div(product_of(p, tile).n, kBlockN);
     Stretches stretches(storage.queue.window);
@@ -260,7 +260,7 @@ struct Tiles {
     return true;
   }
 
-  // Finds the rows of a number; false if there are no more. Behind the rows of a short block units are empty.
+  // Finds the rows of a unit by its number; false past the last block. Units after a short block's last row are empty.
   DEVICE bool find_unit(Unit& unit, uint32_t wanted) const {
     Stretches stretches(storage.queue.window);
     FoundTile found{};
@@ -283,14 +283,14 @@ struct Tiles {
     }
   }
 
-  // By a storing warp ahead of its tiles: the first band's rows, whose slots are new. Its tiles wait for these rows in any case.
+  // Called by a storing warp before its tiles: fetches rows of the first band, whose slots are new. Its tiles need them anyway.
   DEVICE void fetch_first_band(uint8_t* staging) const {
     Unit unit{};
     for (uint32_t wanted; (wanted = claim(Next::kRowsOfAll)) < kUnitsOfBand && find_unit(unit, wanted);)
       if (unit.rows > 0) fetch(unit, staging);
   }
 
-  // By the finding warp: claims a unit if it has none, then fetches it if its slot is free; false if there are no more rows.
+  // Called by the finding warp: claims a unit if it has none, else fetches it if its slot is free; false after the last row.
   DEVICE bool claim_or_fetch(Unit& unit) {
     if (unit.rows == 0 && !claim_unit(unit)) return false;
     if (unit.rows == 0) return true;
@@ -316,11 +316,11 @@ struct Tiles {
 
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(product_of(p, tile).k); }
 
-// Rows of A that may be loaded: slots have whole blocks.
+// Where the rows of A end that may be loaded: slots have whole blocks.
 DEVICE uint32_t end_of_a(const Tile& tile) { return tile.row_m + kBlockM; }
 DEVICE uint32_t first_address_of(const Tile& tile) { return tile.row; }
 
-// The row of B for a column of a product. In the first one kGateColumns of gate and kGateColumns of up take turns.
+// The row of B for a column of a product. In the first product kGateColumns of gate and kGateColumns of up alternate.
 DEVICE uint32_t row_of_b(const Product& p, const Tile& tile, uint32_t column) {
   if (tile.is_second) return column;
   constexpr uint32_t kTurn = 2 * kGateColumns;

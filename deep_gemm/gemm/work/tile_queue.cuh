@@ -1,19 +1,19 @@
-// A queue through which one role of a CTA hands the CTA's tiles to the others, which cannot find them by themselves:
+// A queue through which one role of a CTA hands the CTA's tiles to other roles, which cannot find tiles by themselves:
 //
 //   work/rows.cuh     a warp that reads the layout deals    the loading thread and the math warps take
 //   work/depths.cuh   the loading thread deals              the math warps take
 //
-// A slot goes round like one of the ring:   empty --wait--> tile --arrive--> full --wait--> read --arrive--> empty
+// A slot is used like a slot of the ring:   empty --wait--> tile --arrive--> full --wait--> read --arrive--> empty
 #pragma once
 #include "config.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
-// The last word of a tile is its group; the highest bit is free for something else. (work/rows.cuh has its own layout of it.)
+// The last word of a tile is its group; the highest bit is free for something else. (work/rows.cuh divides it differently.)
 constexpr uint32_t kGroupOfWord = 0x7fffffff;
 
-// `number` counts the tiles that the caller has dealt, or taken, before. Each function is one thread's.
+// `number` counts the tiles that the caller has dealt, or taken, before. One thread calls each function.
 struct TileQueue {
   alignas(16) ptx::Uint4 tiles[kTileSlots];
   alignas(16) uint32_t window[kWindowRows + kRunWords];  // of the layout, for the dealing warp: see Stretches
@@ -30,7 +30,7 @@ struct TileQueue {
     ptx::mbarrier_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1);
   }
 
-  // One answer for the warp, whose first lane asks.
+  // The first lane tests, and the whole warp gets its result.
   DEVICE bool is_free(uint32_t number) {
     return ptx::all_sync(ptx::lane_index() != 0 ||
                          ptx::mbarrier_test_wait_parity(&empty[number % kTileSlots], (number / kTileSlots & 1) ^ 1));

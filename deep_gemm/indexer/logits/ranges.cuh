@@ -38,7 +38,7 @@ struct TileKeys {
       : first(lowest < highest ? lowest / kKeyAlignment * kKeyAlignment : 0),
         blocks(lowest < highest ? ceil_div(highest - first, kBlockKeys) : 0) {}
 
-  // If a tile has blocks, its first steps stand for the cost of beginning it.
+  // A tile with blocks counts `cost_of_tile` steps more: the cost of beginning it.
   DEVICE uint32_t steps(uint32_t cost_of_tile) const { return blocks ? cost_of_tile + blocks : 0; }
   DEVICE uint32_t end() const { return first + blocks * kBlockKeys; }
   DEVICE uint32_t fills_before() const { return ceil_div(first, kFillKeys); }

@@ -1,9 +1,9 @@
 // Divides the blocks of keys among the CTAs. The steps of all tiles form one line, which is divided into equal,
 // contiguous shares. A tile's steps are its blocks, after extra steps for the cost of beginning the tile.
 //
-// Every CTA finds its share by itself, in one pass over the ranges. So causal ranges are as balanced as full ones, few
-// tokens with many keys occupy all SMs, and each logit is computed by one CTA in one way. Pieces of rows that are
-// filled with -inf form a second line.
+// Each CTA finds its share alone, in one pass over the ranges. Equal shares balance causal ranges as well as full ones,
+// and few tokens with many keys occupy all SMs. Each logit is computed by one CTA, always in the same way. Pieces of
+// rows to be filled with -inf form a second line, which is divided in the same way.
 #pragma once
 #include "config.cuh"
 #include "lanes.cuh"

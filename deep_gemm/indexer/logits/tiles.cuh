@@ -4,8 +4,8 @@
 //   producer    q_empty --wait--> plan, weights, rows, TMA q --> q_full;     empty --wait--> TMA keys, scales --> full
 //   math warps  q_full --wait--> blocks --arrive--> q_empty;   full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
 //
-// A tile has kUnits units of kUnitTokens tokens. The heads of a unit's tokens are the columns of one WGMMA, 64 keys its
-// rows. A unit is reduced while the tensor cores multiply the next; a block of keys is loaded once for all units.
+// A tile has kUnits units of kUnitTokens tokens. The heads of a unit's tokens are the columns of one WGMMA; 64 keys are
+// its rows. A unit is reduced while the tensor cores multiply the next; a block of keys is loaded once for all units.
 #pragma once
 #include "config.cuh"
 #include "logits/unit.cuh"
@@ -110,7 +110,7 @@ template <class Shared>
 struct AtWork {
   Shared& shared;
   const WeightsInRegisters<Unit::kColumns> (&weights)[kUnits];
-  uint32_t keys_low, q_low;  // of the warpgroup's keys in the first slot; of the tile's q
+  uint32_t keys_low, q_low;  // descriptors' low words: of the warpgroup's keys in the first slot, of the tile's q
   uint32_t rows;             // address of the row of this lane's first token
   uint32_t row, lane;        // `row`: this thread's row in a block
   uint32_t step;             // keys from one block to the next
@@ -124,7 +124,7 @@ struct Run {
   static constexpr uint32_t kPieces = kBlocks * kUnits, kLag = kPieces > 1 ? 1 : 0;
 
   RingPosition slots[kBlocks];
-  float scales[kBlocks];  // of this lane's keys
+  float scales[kBlocks];  // scales of this lane's keys
   Unit units[kLag + 1];
 
   // `is_loaded`: the slot at `at` is known to be full.

@@ -68,7 +68,7 @@ struct LogitUnit {
     ptx::fence_registers(accumulators);
     float sums[2][kTokens];
     weigh(weights, sums);
-    // Each lane sends away the row that it does not keep, and then every other token.
+    // Each lane sends away the row that it does not keep, and then every other token of its row.
     const bool has_second_row = lane & 2, has_odd = lane & 1;
     float rows[kTokens];
 #pragma unroll
