@@ -1,7 +1,7 @@
-"""Counts the size of the source tree: files, lines, rooms and arrows, and repetitions in gemm.
+"""Counts the size of the source tree: files, lines, parts and the imports between them, and repetitions in gemm.
 
-`python -m lab.house` prints each number beside its ceiling. docs/draw_architecture.py defines the rooms, and the
-imports between them (the arrows). Inside of gemm each folder or file is a room.
+`python -m lab.house` prints each number beside its ceiling. docs/draw_architecture.py defines the parts (rooms), and
+the imports between rooms (arrows). Inside of gemm each folder or file is a room.
 """
 
 from __future__ import annotations

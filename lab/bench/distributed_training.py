@@ -24,7 +24,7 @@ from .linear import relative_error
 
 STEP = "ep_step"
 MOST_ERROR = 2.0**-8
-"""Gradients of weights have the same operands as on one process, but BF16 rounds sums in another order."""
+"""Gradients of weights have the same operands as on one process, but sums are rounded to BF16 in another order."""
 SHAPES: tuple[Shape, ...] = ((128, 8, 16384, 2048, 768), (64, 8, 8192, 4096, 1536), (32, 8, 4096, 7168, 2048))
 """The mixtures of `bench training`, with the tokens shared by two processes."""
 METHOD = (
@@ -70,7 +70,7 @@ class Training:
         self.layer(self.x, self.ids, self.p).backward(self.grad)
 
     def check(self) -> str | None:
-        """Compare this process's weight gradients with one process's for all tokens; return any difference."""
+        """Compare this process's weight gradients with a single process's for all tokens; describe any difference."""
         self.step()
         w1, w2 = (each.detach().requires_grad_() for each in self.layer.parameters())
         x, grad, p = self.of_all
@@ -112,7 +112,7 @@ class Training:
 
 
 def routes_of_all(experts: int, topk: int, tokens: int, skew: int, processes: int) -> Tensor:
-    """Draw different experts for each token of all processes; every process draws the same.
+    """Draw different experts for each token of all processes; every process draws the same experts.
 
     With `skew` s, expert i in a random order of all experts has a probability proportional to 1 / (i + 1)^s.
     """

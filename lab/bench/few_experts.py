@@ -62,7 +62,7 @@ class FewExperts(experts.Experts):
     """The key in vLLM's table, apart from the number of experts and their width."""
 
     def contenders(self) -> Iterator[Layer]:
-        """Yield every way."""
+        """Yield every way to compute the mixture."""
         x, ids, weights, (w1, w2, *_) = self.x, self.topk_ids, self.topk_weights, self.weights
         yield Layer(OURS, lambda: public.experts(x, ids, weights, w1, w2, out=self.out), parts=layers.parts_of_experts)
         yield self.of_vllm()
@@ -70,7 +70,7 @@ class FewExperts(experts.Experts):
         yield Layer(READ, lambda: read(source))
 
     def of_vllm(self) -> Layer:
-        """Return the mixture by vLLM's kernels."""
+        """Return the way that uses vLLM's kernels."""
         theirs: list[Tensor] = []
         return Layer(
             VLLM,

@@ -38,7 +38,7 @@ class Work(NamedTuple):
 
     @property
     def floor_us(self) -> float | None:
-        """Return a lower limit of its time, or None for a work without a product."""
+        """Return a lower limit of the work's time, or None without a product."""
         return None if self.operations is None else round(floor_of(self.operations, self.bytes), 3)
 
 
@@ -71,7 +71,7 @@ class Kinds:
     takes_new: bool = True
     """A shape that no kind lists belongs to the first kind whose shapes have the same number of sizes."""
     completed: Callable[[Shape], Shape] = lambda shape: shape
-    """Fills in missing sizes of a requested shape."""
+    """Completes a requested shape with sizes that may be omitted."""
 
     def bench(
         self,

@@ -1,7 +1,7 @@
-"""Tests whether the chosen tile is the fastest: every promising tile is timed beside it, cold, in rotating order.
+"""Tests whether the chosen tile is the fastest: every promising tile is timed too, cold, in rotating order.
 
 The first of two rounds times every tile whose modelled cost is near the lowest, with a few calls each. The second
-round times the best tiles and the chosen tile again, with more calls. Only it judges, so luck in the first cannot win.
+round times the best tiles and the chosen tile again, with more calls. Only its times decide: luck cannot win.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """Return the chosen tile's time over the best one's."""
+        """Return the chosen tile's time divided by the best tile's."""
         return self.chosen.spread.us / self.best.spread.us
 
 

@@ -46,7 +46,7 @@ def check(
 ) -> None:
     """Compare the casts of `x` `[m, k]` with the reference's, bit for bit: values `[m, k]`, and `[k, m]`.
 
-    Rows of both are `padding` elements apart, which must stay unchanged. `is_m_major`: scales have the layout that
+    `padding` elements between rows of values must stay unchanged. `is_m_major`: scales have the layout that
     products load. `is_whole`: the kernel gets the largest magnitude of each column of x, which then has one scale.
     """
     of_columns = Target(1, config.block, rounds_up, min_amax)
@@ -125,7 +125,7 @@ class TileTrial(Trial):
 
 @dataclass(frozen=True)
 class TurnedTrial(Trial):
-    """Matrices whose blocks are transposed: one configuration, sizes, seed and schedule."""
+    """Casts of matrices that transpose blocks: one configuration, sizes, seed and schedule."""
 
     kernel = cast_tiles.KERNEL
     config: TileCastConfig

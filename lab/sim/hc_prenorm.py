@@ -27,7 +27,7 @@ from .rounding import FP32_UNIT, largest_part
 from .trial import Trial
 
 LEFT_OVER = 2.0**-133
-"""The largest part that a value of B below 2^-123 loses."""
+"""The most that a value of B below 2^-123 loses when it is split into high and low parts."""
 
 
 def run(
@@ -72,7 +72,7 @@ def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
     a[0] = 0
     a[1, 2], a[2, 3] = torch.inf, -torch.inf
     a[3, 4] = torch.nan
-    a[4, 0] = torch.inf  # is multiplied by 0
+    a[4, 0] = torch.inf  # this infinity is multiplied by 0
     a[5, 5:9] = torch.tensor([2.0**-120, 2.0**120, 0, 0], dtype=torch.float32)
     return a, b
 
