@@ -28,7 +28,7 @@ def right(p: Problem) -> Quantized:
 
 
 def right_on_gpu(p: Problem) -> Quantized:
-    """Compute values and scales by torch from the FP32 product of grouped rows; tensor cores sum both products alike.
+    """Compute values and scales by torch from the FP32 product of grouped rows, which has the tested kernel's sums.
 
     Only the sigmoid differs.
     """

@@ -103,7 +103,7 @@ class Case:
 
     @property
     def fast_shape(self) -> Shape:
-        """Return the dense shape whose fast cuBLASLt product this case is compared with; groups have another shape."""
+        """Return the dense shape whose fast cuBLASLt product this case is compared with: for groups, a fixed shape."""
         if self.kind == "dense":
             return self.shape
         short_k = self.kind != "k_grouped" and self.shape[-2:] == ANCHOR_SHORT_K[1:]

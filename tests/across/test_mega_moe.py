@@ -67,7 +67,7 @@ def test_the_package_works_without_these_where_torch_has_no_distributed() -> Non
 
 def test_a_buffer_is_what_callers_fill() -> None:
     buffer = MODEL.buffer(129)
-    t = 256  # rounded up
+    t = 256  # rounded up to a multiple of 128
     assert (buffer.num_experts, buffer.num_max_tokens_per_rank, buffer.num_topk) == (6, t, 3)
     assert (buffer.hidden, buffer.intermediate_hidden) == (256, 128)
     rows = t * 3
@@ -242,8 +242,8 @@ def test_keywords_of_later_are_accepted_where_they_change_nothing() -> None:
     [
         (MODEL, 1),
         (MODEL, 33),
-        (Model(512, 256, 32, 6), 8),  # 4096, 2048, 256 experts, top-6, made smaller
-        (Model(768, 384, 48, 6), 24),  # 7168, 3072, 384 experts, top-6
+        (Model(512, 256, 32, 6), 8),  # hidden 4096, intermediate 2048, 256 experts, top-6, made smaller
+        (Model(768, 384, 48, 6), 24),  # hidden 7168, intermediate 3072, 384 experts, top-6, made smaller
         (FP4, 33),
         (Model(512, 384, 48, 6, is_fp4=True), 24),
     ],
@@ -305,7 +305,7 @@ def test_the_middle_has_a_scale_for_each_64_columns() -> None:
     v1 = v1.clone()
     v1[0, 128:192] = (v1[0, 128:192].float() * 2.0**-6).to(v1.dtype)
     values = l2[0].float()
-    values[:, :, 64:] = 0  # of the middle the small columns alone count
+    values[:, :, 64:] = 0  # only the small columns of the middle reach the result
     l2 = values.to(v1.dtype), l2[1]
     tokens = model.tokens(8)
     tokens[2].zero_()

@@ -1,7 +1,7 @@
 """Run DeepSeek-V4 in an installed vLLM by the plugin, on a CPU: `python vllm_on_cpu.py FOLDER fp4` (or `fp8`).
 
 The program writes a checkpoint's quantized weights into FOLDER, with experts in `fp4` or `fp8`, and lets vLLM load
-them. Then it compares the bits of each layer's output with this package's functions on the checkpoint's own tensors.
+them. Then it checks that each layer's output has the bits of this package's functions on the checkpoint's tensors.
 vLLM treats the CPU as a Hopper GPU. The exit status is 5 if vLLM cannot be imported here.
 """
 
@@ -112,7 +112,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 def compare(config: Any, model: Any, tensors: dict[str, Tensor]) -> None:
-    """Compare each layer's bits with this package's functions on the checkpoint's tensors."""
+    """Check that each layer's output has the bits of this package's functions on the checkpoint's tensors."""
     import vllm.models.deepseek_v4.nvidia.ops.o_proj as of_o_proj
     from vllm.forward_context import set_forward_context
     from vllm.v1.worker.workspace import init_workspace_manager

@@ -32,7 +32,7 @@ Errors are then random and independent too. Their root mean square is 0.026 of t
 has an error of sqrt(2) * 0.026 = 0.037.
 """
 TYPICAL_OF_EXPERTS = 0.1
-"""The same for two products with the activation between them: six errors add up to sqrt(6) * 0.026 = 0.063."""
+"""The same for two products and an activation between: dx and dw1 rest on six casts, sqrt(6) * 0.026 = 0.063."""
 
 
 def error(got: Tensor, right: Tensor) -> float:

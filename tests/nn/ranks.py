@@ -177,7 +177,7 @@ def tensor_parallel() -> None:
         parallelize_module(model, init_device_mesh(DEVICE, (RANKS,)), plan)
 
     def near(found: list[Tensor], right: list[Tensor]) -> None:
-        """Compare results. By recipe "row", a rank's part of a row has its own scale, so its errors of casts differ."""
+        """Compare results. By recipe "row" a rank scales its part of a row alone, so it rounds unlike the whole."""
         near_in_all(found, right, 1e-6 if recipe == "block" else 0.07)
 
     for bias, recipe in ((False, "block"), (True, "block"), (True, "row")):

@@ -41,7 +41,7 @@ def test_every_tile_on_ragged_problems(block_tokens: int, num_math_warpgroups: i
 
 @pytest.mark.parametrize("cluster_k", one_in(3, range(1, 9)))
 def test_every_cluster_whatever_the_number_of_k_blocks(cluster_k: int) -> None:
-    """Test fewer k-blocks than CTAs, one for each CTA, and some more; and rings that wrap."""
+    """Test fewer k-blocks than CTAs, one k-block for each CTA, and slightly more; and rings that wrap."""
     config = DecodeConfig(16, 2, 1, cluster_k, is_fp32=True)
     for num_k_blocks in {1, cluster_k - 1, cluster_k, cluster_k + 1, 6 * cluster_k - 1} - {0}:
         check(config, 13, 72, 128 * num_k_blocks - 48, seed=num_k_blocks)
@@ -179,7 +179,7 @@ def test_any_sides_scales_in_words(kind: Any, words: Words) -> None:
 
 @pytest.mark.parametrize("k", one_in(3, [16, 32, 48, 128, 144, 288, 576, 1024, 1040, 2880]))
 def test_any_depth_of_fine_scales(k: int) -> None:
-    """Test under one k-block, past multiples of the 4 or 8 whose scales shared memory holds, and CTAs without one."""
+    """Test k below a k-block, past multiples of the 4 or 8 whose scales shared memory holds, CTAs without k-blocks."""
     DecodeTrial(config(16, 3, 1, 1), 5, 72, k, k, any_scales=True, words=BOTH).run()
     DecodeTrial(config(32, 3, 1, 3), 5, 72, k, k).run()
 
@@ -207,7 +207,7 @@ def test_scales_may_have_any_strides_of_fine_scales(kind: Any, words: Words) -> 
 
 @pytest.mark.parametrize(("kind", "words"), one_in(4, [(kind, words) for kind in KINDS for words in WORDS]))
 def test_a_cta_that_is_alone_gives_the_references_bits_of_fine_scales(kind: Any, words: Words) -> None:
-    """The CTA adds all parts in one chain, in order, with any scales. Small integers make a part's sum exact."""
+    """With any scales the CTA adds its partial sums in one chain, in order. Small integers make partial sums exact."""
     of = config(16, 3, 2, 1, kind=kind, is_fp32=True)
     p = fine_problem(of, 13, 136, 1200, seed=1, any_scales=True, words=words)
     g = torch.Generator().manual_seed(2)
