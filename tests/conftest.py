@@ -37,7 +37,7 @@ _TOLD: dict[int, str] = {}
 
 
 def _kept(run: Any) -> Any:
-    """Store NVRTC's cubins beside the simulator's libraries, so that other workers and later runs reuse them."""
+    """Store NVRTC's cubins beside the simulator's libraries, so that other workers and later runs reuse the cubins."""
 
     @wraps(run)
     def found(file_name: str, source: str, headers: Any, options: Any, *, artifact: str) -> Any:
@@ -125,7 +125,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that a run of this size leaves out: see thorough.py."""
+    """Deselect the tests that this run leaves out, by its settings: see thorough.py."""
     if ALL:
         return
     left_out: set[pytest.Item] = set()

@@ -80,7 +80,7 @@ class BlockSumsTrial(Trial):
         return found["d"], found["chosen"]
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare sums and chosen logits with the exact ones, within what rounding of logits and powers explains."""
+        """Compare sums and chosen logits with exact values; allow what rounding of logits and powers explains."""
         (sums, chosen), p = self.results(kernel), self.problem()
         if p.of_b is None:
             logits, allowed = exact_and_allowed(p, torch.float32, 1, units_of_step(self.how))

@@ -221,7 +221,7 @@ def with_weights_by_rows(world: int) -> None:
         for both in (((w1, sf1), (w2, sf2)), ((w1, sf1[:, 0, 0] * 1), (w2, sf2[:, :1] * 1))):
             check_layer([3 + 7 * r % 11 for r in range(world)], num, both=both, gran_k=gran_k)
     check_layer([0, *[8] * (world - 1)], num, limit=0.4, both=((w1, sf1), cast(weights(num)[1])))
-    assert prefill_bytes(1, 7168, 6, gran_k=0) == prefill_bytes(1, 7168, 6) - 4 * 55 + 12  # in whole 16 bytes
+    assert prefill_bytes(1, 7168, 6, gran_k=0) == prefill_bytes(1, 7168, 6) - 4 * 55 + 12  # rounded up to 16 bytes
     mine = [part(w, owned_experts(num)) for w in both]
     said = error_of(lambda: experts_with(num, mine, max_tokens=9, peer_memory=True))
     one = "1xk beside nxk"
@@ -349,7 +349,7 @@ def sums_that_fp16_has_not(world: int) -> None:
 
 
 def ids_of_no_expert(world: int) -> None:
-    """On a GPU ids are not checked before a call. An id counts as -1, also in training, if only half of it is valid."""
+    """On a GPU ids are not checked first. Ids of no expert count as -1, also if their lower half is an expert's."""
     num, (x, ids, p) = shared_out(world)
     wide = ids.clone()
     wide[0], wide[1], wide[2] = -(2**63), 2**32 + 1, num + 5

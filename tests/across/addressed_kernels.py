@@ -373,7 +373,7 @@ def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
 
 
 def both_products(config: Any, p: Launched) -> None:
-    """Compute both products of experts' rows. No slot of a ring is used again here: the middle has all rows."""
+    """Compute both products of experts' rows. Here the ring has a slot for each block of rows, which is used once."""
     rows, k, columns = p["groups.rows"], p["k"], p["second.k"]
     assert p["blocks"] >= rows // 128 + p["groups.count"] and p["slots"] * 128 == p["second.m"]
     assert not at(p["counts"], (COUNTS + COUNTS_OF_BLOCK * p["blocks"],), INT32).any()
@@ -487,7 +487,7 @@ class Seen:
         return [each.kernel for each in self.gpu.launches]
 
     def by_record_as_without(self, run: Callable[[], object], *more: str) -> list[tuple[Any, ...]]:
-        """Run a call by a record, and without any: launches must agree, in the members that `more` names too."""
+        """Run a call by a record, and without records. Launches must be equal, also in the facts that `more` names."""
         facts, by_way = attrgetter("kernel", "config", "grid", "is_dependent", *more), []
         without: Any = mock.patch.multiple(call, RECORDS={}, recorded=lambda *_: (None, None))
         for way in (nullcontext(), without):
@@ -516,7 +516,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *of: Function) -> Seen:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *of: Function) -> Seen:
-    """Note the record that each call without a record gets, or None: for these functions, or for all."""
+    """Note the record (or None) that each call gets if it has none yet: calls of the functions `of`, or of all."""
     seen, recorded, ordinary = Seen(gpu), call.recorded, replay.replay
 
     def replayed(record: Record, tensors: Any, values: Any, *more: Any) -> list[Tensor]:

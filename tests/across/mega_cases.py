@@ -58,7 +58,7 @@ class Model:
 def random_weight(experts: int, n: int, k: int, g: torch.Generator) -> Operand:
     """Draw FP8 values from random bits, so that large weights need no FP32 copy, and scales of blocks."""
     values = torch.randint(0, 256, (experts, n, k), dtype=torch.uint8, generator=g, device=g.device)
-    values.bitwise_and_(0xB7).bitwise_or_(0x20)  # magnitudes from 2^-3 to 3.75
+    values.bitwise_and_(0xB7).bitwise_or_(0x20)  # magnitudes from 2^-3 to 0.9375
     scales = (torch.rand(experts, n // 128, k // 128, generator=g, device=g.device) + 0.5) / k**0.5
     return values.view(torch.float8_e4m3fn), scales
 

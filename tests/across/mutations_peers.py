@@ -15,7 +15,7 @@ MANY = Sizes(((14, 3), (9, 14)), max_tokens=14, topk=34)
 THREE = Sizes(((2, 3, 1), (3, 0, 3), (1, 2, 2)), max_tokens=3, topk=2, dtype=torch.float16)
 LONG = Sizes(((11, 8),), max_tokens=11, topk=2)
 LARGE = Sizes(((2, 1),), max_tokens=2, hidden=4096 + 144, topk=2)
-"""Rows that a warp reads in two pieces."""
+"""Rows that two warps copy, a part each."""
 TRIALS = [
     *(PeerTrial(TWO, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"), (4, "late_stores"))),
     PeerTrial(WIDE, 5),

@@ -12,7 +12,7 @@ from lab.sim.rows_to_addresses import AddressesTrial
 
 ONE_UNIT = tile_config(128, 32, OUTPUT, k=128)
 TWO_UNITS = replace(tile_config(128, 64, OUTPUT, k=128), unit_n=32, panel_columns=32)
-"""A narrow tile of two units; other tiles with two units are the widest ones."""
+"""A narrow tile that has two units, like the widest tiles."""
 BY_THEMSELVES = tile_config(128, 64, OUTPUTS[PER_ROW, MX], k=128)
 """A tile for FP4 weights, whose math warps store D themselves."""
 TRIALS = [

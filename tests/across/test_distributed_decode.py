@@ -162,7 +162,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     monkeypatch.setitem(globals(), "HIDDEN", 256)
     take(form, monkeypatch)
     node = Node(monkeypatch, world, with_fp4(world * HERE, which))
-    names = FORMS["few" if "w1" in which or form == "few" else "activated"]  # FP4 is activated behind the product
+    names = FORMS["few" if "w1" in which or form == "few" else "activated"]  # after FP4 a kernel activates
 
     def of_rank(rank: int) -> None:
         layer = node.layer(rank)

@@ -296,7 +296,7 @@ def test_a_buffer_that_was_destroyed_lets_go_of_its_memory(seen: Seen, monkeypat
     del calls, weights, alone.l1, alone.l2
     alone.node.memories.clear()
     gc.collect()
-    gc.disable()  # the memory of a GPU must be released without the collector
+    gc.disable()  # a GPU's memory must be released without the collector
     try:
         alone.buffer.destroy()
         assert [each() for each in held] == [None] * len(held)

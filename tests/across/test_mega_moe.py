@@ -1,4 +1,4 @@
-"""Mega MoE on one process: names, mistakes, weights in turns, and values. test_distributed.py has several processes."""
+"""Mega MoE on one process: names, mistakes, alternating rows, values. test_distributed.py has several processes."""
 
 from __future__ import annotations
 
@@ -295,11 +295,11 @@ def test_the_weight_of_a_route_comes_before_the_cast_of_its_middle_and_routes_ar
     assert torch.equal(y, ((one + two) + three).bfloat16().float())
     assert not torch.equal(y, ((one + three) + two).bfloat16().float())
     weighted_later = (large * of_routes([1, -1, -1], [1.0] * 3)).bfloat16().float()
-    assert not torch.equal(one, weighted_later)  # 3 moves scales between powers of two, so the cast rounds otherwise
+    assert not torch.equal(one, weighted_later)  # scales that are no powers of two round differently
 
 
 def test_the_middle_has_a_scale_for_each_64_columns() -> None:
-    """Where up is 2^10 times as large in every other block of 64, one scale for 128 would leave little of the rest."""
+    """If every other block of 64 columns is far larger, one scale for 128 would leave few bits of the small blocks."""
     model = Model(num_experts=1, topk=1)
     (v1, s1), l2 = model.weights()
     v1 = v1.clone()

@@ -343,7 +343,7 @@ def test_copies_follow_their_stream() -> None:
 
 @pytest.mark.parametrize("pdl", [False, True])
 def test_products_in_a_captured_graph_lay_changed_scales(pdl: bool) -> None:
-    """Products by rows of A, by rows of both, grouped, masked and along k each run the kernel that lays out scales."""
+    """Products by scales of A's rows, of both operands' rows, and of groups all run the kernel that lays out scales."""
     m, n, k, groups = 512, 256, 1024, 2
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16)

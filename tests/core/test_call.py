@@ -50,7 +50,7 @@ class Case(NamedTuple):
     unread: tuple[str, ...] = ()
     """Tensors that are checked but never read, so an output may overlap them."""
     is_dependent: bool = False
-    """True if the first kernel may begin before the kernel ahead of it ends, whatever the settings say."""
+    """True if the first kernel may begin before the previous kernel ends, in any settings."""
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_() for name, x in self.given.items()}
@@ -234,7 +234,7 @@ def gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
-    """Return a list that receives each function that a call runs in full, to record it or to answer it."""
+    """Return a list that receives each function that runs in full, because no record serves the call."""
     found: list[Function] = []
 
     def answer(function: Function, by: Callable[..., Any], *given: Any) -> Any:
@@ -285,7 +285,7 @@ class Memory:
 def assert_alike(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, run: Callable[[], Any], records: Any = None) -> None:
     """Check that a call by its record makes the launches and results of a call without one, except for new addresses.
 
-    `records`: the function that returns the record of a call that has none yet.
+    `records`: the function that returns the record of a call for which no record is stored yet.
     """
     launches, outs, memories = [], [], []
     for recorded in (records, lambda *_: (None, None)):
@@ -504,7 +504,7 @@ def test_other_rows_have_their_own_numbers(name: str, gpu: FakeGpu, monkeypatch:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_like_one_before_is_not_asked(name: str, gpu: FakeGpu, asked: list[Function]) -> None:
-    """Check also that all launches of a call share one record, even if other functions compute parts of the call."""
+    """Check also that a call's launches are all in one record, even if other functions compute parts of the call."""
     for _ in range(4):
         CASES[name].call(**tensors_of(name))
         assert (asked.count(CASES[name].of), gpu.records) == (1, 1)
@@ -589,7 +589,7 @@ def test_what_is_kept_holds_no_memory(name: str, gpu: FakeGpu) -> None:
 
 
 def test_what_is_said_counts_with_its_type(gpu: FakeGpu) -> None:
-    """True equals 1 in Python, but must not be accepted in its place here."""
+    """True equals 1 in Python, but a record of a call with 1 must not serve a call with True."""
     given = tensors_of("logits")
     operands: Any = given.pop("q"), (given.pop("kv"), given.pop("sfkv")), *given.values()
     run: Any = partial(deep_gemm.fp8_mqa_logits, *operands)

@@ -28,7 +28,7 @@ def check(config: GemmConfig, m: int, n: int, k: int, seed: int, schedule: str |
 
 
 def ragged(config: GemmConfig) -> tuple[int, int, int]:
-    """Return sizes of two tiles and a bit each way for two clusters: the ring wraps, and every edge is ragged."""
+    """Return slightly more than two tiles in m and n, for two clusters: the ring wraps, and every edge is ragged."""
     m, n = config.block_m * 2 * config.cluster_m + 8, config.block_n * 2 * config.cluster_n + 8
     return m, n, 128 * 2 + 16
 
@@ -104,7 +104,7 @@ def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
 
 @pytest.mark.parametrize("cluster_k", one_in(2, [5, 7]))
 def test_ctas_to_which_no_part_of_a_tile_falls(cluster_k: int) -> None:
-    """Each CTA adds up two of 8 chunks. The last CTAs receive none, but must still send, and wait with the others."""
+    """Each CTA adds up two of 8 chunks. The last CTAs receive no chunk, but must still send theirs, and wait too."""
     config = GemmConfig(64, 16, 2, 1, cluster_k=cluster_k, panel_columns=16)
     for seed, schedule in enumerate(("slow_cta", "late_stores", "slow_warps")):
         check(config, 264, 40, 128 * (cluster_k + 1), seed=seed, schedule=schedule)
@@ -177,7 +177,7 @@ def test_every_kind_of_output(tile: tuple[int, int], output: Output, seed: int) 
 @pytest.mark.parametrize("output", [FP32, Output(is_fp32=True, adds_to_d=True)], ids=lambda output: output.name)
 @pytest.mark.parametrize("n", [4, 60, 72, 80, 96, 128, 132])
 def test_every_span_of_wide_panels(n: int, output: Output) -> None:
-    """n is a multiple of 4, 8, 16 or 32 and of no larger power of two; D ends inside of a panel or with one."""
+    """n is a multiple of 4, 8, 16 or 32 and of no larger power of two; D ends inside of a panel or at its end."""
     config = tile_config(64, 64, output, k=144)
     assert config.has_wide_panels
     check(config, 72, n, 144, seed=n)
@@ -185,7 +185,7 @@ def test_every_span_of_wide_panels(n: int, output: Output) -> None:
 
 @pytest.mark.parametrize("k", one_in(2, [16, 112, 128, 144, 1024, 4224, 8208]))
 def test_any_depth(k: int) -> None:
-    """Test less than one block, a block's edges, more than the 32 blocks whose scales a warp holds, and over 64."""
+    """Test less than a k-block, a k-block's edges, more than the 32 k-blocks whose scales a warp holds, and over 64."""
     check(tile_config(128, 112, BF16, k=k), 136, 120, k, seed=k)
 
 
@@ -209,7 +209,7 @@ def test_any_rows_and_columns(m: int, n: int) -> None:
     ids=lambda config: config.name,
 )
 def test_fewer_rows_than_a_tile(config: GemmConfig, m: int) -> None:
-    """TMA boxes of A and its scales must then have fewer rows, in each kind of product."""
+    """If A has few rows, TMA boxes of A and of A's scales must have fewer rows, in each kind of product."""
     check(config, m, config.block_n + 8, 400, seed=m)
 
 

@@ -66,7 +66,7 @@ def test_c_may_be_d() -> None:
 
 @pytest.mark.parametrize("k", [16, 128, 4080, 4224, 8208, 12304])
 def test_any_depth(k: int) -> None:
-    """Test less than one block, and past 32, 64 and 96 blocks: shared memory holds the scales of 32 at a time."""
+    """Test less than one k-block, and past 32, 64 and 96: shared memory holds the scales of 32 k-blocks at a time."""
     check(DecodeConfig(16, 5, 1, 1), 5, 72, k, seed=k)
     check(DecodeConfig(8, 5, 2, 3), 5, 72, k, seed=k)
 
@@ -119,7 +119,7 @@ def test_scales_may_have_any_strides() -> None:
 
 
 def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
-    """The CTA adds all k-blocks in one chain, in order. The operands are small integers, so a block's sum is exact."""
+    """The CTA adds the k-blocks' sums in one chain, in order. Operands are small integers, so these sums are exact."""
     g = torch.Generator().manual_seed(1)
     for tokens, warpgroups in ((8, 1), (48, 2)):
         config = DecodeConfig(tokens, 4, warpgroups, 1, is_fp32=True)
@@ -265,7 +265,7 @@ def test_every_tile_on_ragged_problems_of_fp4_weights(block_tokens: int, warpgro
 
 @pytest.mark.parametrize("k", one_in(2, [32, 64, 96, 128, 160, 2048, 2080, 4160]))
 def test_any_depth_of_fp4_weights(k: int) -> None:
-    """Test less than one k-block, odd numbers, past multiples of the 16 whose scales are held, CTAs without one."""
+    """Test k below a k-block, odd k-blocks, past multiples of the 16 whose scales are held, CTAs without k-blocks."""
     DecodeTrial(fp4_config(16), 5, 72, k, k).run()
     DecodeTrial(fp4_config(8, 2, 2, 4), 5, 136, k, k, any_scales=True).run()
 
