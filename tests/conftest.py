@@ -144,7 +144,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _may_be_fewer(item: pytest.Item) -> bool:
-    """Tell whether a run may skip cases: of `combinations` and the simulator; without CI also `few` and operators."""
+    """Tell whether a run may skip a test: `combinations`, the simulator's; without CI also `few` and operators'."""
     if item.get_closest_marker("combinations") or item.path.name.startswith("test_sim_"):
         return True
     return not THOROUGH and bool(item.get_closest_marker("few") or item.path.name.startswith("test_ops_"))
@@ -164,7 +164,7 @@ def _told(value: object) -> str:
 
 
 _LEFT_OUT: dict[str, int] = {}
-"""Number of tests that this run leaves out, by family. Each worker leaves out the same, and tells the reporter."""
+"""Number of tests that this run leaves out, by family. Each worker leaves out the same tests, and reports them."""
 
 
 def _family(nodeid: str) -> str:

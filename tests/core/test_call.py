@@ -279,7 +279,7 @@ class Memory:
         return x
 
     def has(self, address: int) -> bool:
-        return any(first - (1 << 15) <= address < end for first, end in self.blocks)  # a map may begin ahead
+        return any(first - (1 << 15) <= address < end for first, end in self.blocks)  # maps may begin before a tensor
 
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, run: Callable[[], Any], records: Any = None) -> None:
@@ -458,7 +458,7 @@ def test_each_way_of_a_layer_is_one_record(name: str, gpu: FakeGpu, monkeypatch:
 
 
 def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu) -> None:
-    """Torch computes one part, so each launch has its own record. A D made without a record is on the CPU."""
+    """Torch computes a part of the layer, so each launch has a record. A D made without a record is on the CPU."""
     there = placed({"x": bf16(48, 512), "w": bf16(1024, 512), "grad": bf16(48, 1024), "main_grad": zeros(1024, 512)})
     launches = []
     for _ in range(3):

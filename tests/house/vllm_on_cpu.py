@@ -23,7 +23,7 @@ from deep_gemm.integrations import vllm as plugin
 experts: Any = deep_gemm.experts
 linear: Any = deep_gemm.linear
 HIDDEN, WIDTH, HEADS, RANK, GROUPS, EXPERTS, LIMIT = 512, 256, 8, 256, 4, 4, 0.5
-RATIOS = [0, 4, 128]  # tokens that a layer's attention compresses into one: none; with an indexer; without
+RATIOS = [0, 4, 128]  # tokens that attention compresses into one; 0: none; 4: with an indexer; 128: without
 CONFIG = {
     **{"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "hidden_act": "silu", "head_dim": 512},
     **{"hidden_size": HIDDEN, "vocab_size": 256, "rms_norm_eps": 1e-6, "moe_intermediate_size": WIDTH},

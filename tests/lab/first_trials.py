@@ -2,7 +2,7 @@
 
     python tests/lab/first_trials.py [-k "dense: or rows:"]
 
-runs the tests of all mutations, or of some lists, with each list's trials in order, and stores each noticing trial.
+runs the tests of all mutations, or of some lists, with each list's trials in order, and stores the trials that notice.
 """
 
 from __future__ import annotations

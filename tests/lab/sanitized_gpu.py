@@ -7,7 +7,7 @@
 Sizes are chosen so that rings wrap, CTAs compute several tiles, and tiles are cut at the edges.
 
 The exit code is 1 unless every tool ran every part to its end and found only known false reports. Two tools report
-falsely, and for each of them a run of its own proves the explanation:
+falsely; for each of these tools a separate run proves the explanation:
 
 - racecheck treats an mbarrier as an order of only the threads that arrive before the threads that wait. If one lane
   arrives for its warp, after a barrier of the warp, racecheck does not see that the other lanes have finished reading.

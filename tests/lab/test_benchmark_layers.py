@@ -216,7 +216,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, kernels: Mapping[str, list[tuple[st
         while_busy()
         for call in calls.values():
             call()
-        if all(name.isdigit() for name in calls):  # these are steps of a chain
+        if all(name.isdigit() for name in calls):  # digits name the steps of a chain
             return {name: [(KernelEvent("torch", 0, 1),)] for name in calls}
         order = [name for name in calls for _ in range(repeats)]
         events = recording(*[kernels.get(name, [("other", 9.0)]) for name in order])

@@ -137,7 +137,7 @@ def grouped(block_m: int, block_n: int, groups: works.Work) -> Bf16Config:
 
 
 def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone() -> None:
-    """The tile, the layout's form, the row's index, its group's rows and the number of groups must not matter."""
+    """The tile, the layout, a row's index, the number of rows in the group and the number of groups must not matter."""
     x, w = numbers(ROWS, K), numbers(3, N, K, seed=1)
     right = products(grouped(64, 64, works.ENDS), x, w[OWN : OWN + 1], [ROWS])
     assert not torch.equal(right, x.float() @ w[OWN].float().t())  # proves that the simulator's sums are not exact

@@ -311,7 +311,7 @@ def test_one_call_gives_the_same_bits_each_time() -> None:
 
 @pytest.mark.parametrize("index", range(len(reachable_decode())))
 def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
-    """Alone, a CTA adds all k-blocks in one chain, in order. A split is compared with the same split, part by part."""
+    """A CTA alone adds all k-blocks in one chain, in order. A split is compared with the sum of reference parts."""
     config = reachable_decode()[index]
     p = small_integers(config, config.block_tokens - 1, config.block_n + 8, 4240, index, "cuda")
     if config.cluster_k == 1:

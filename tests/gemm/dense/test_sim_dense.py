@@ -58,7 +58,7 @@ def test_runs_and_tails_of_any_depth(run_k_blocks: int, num_partials: int, num_k
 @pytest.mark.parametrize("num_partials", [1, 2])
 @pytest.mark.parametrize("run_k_blocks", [1, 8, 16, 32])
 def test_runs_of_any_length(run_k_blocks: int, num_partials: int) -> None:
-    """Test less than a run, a run, a block more, past the 32 blocks whose scales a warp holds; with a tail or not."""
+    """Test less than a run, a run, a k-block more, past the 32 k-blocks whose scales a warp holds; tails or none."""
     whole = GemmConfig(64, 16, 3, 1, num_partials=num_partials, run_k_blocks=run_k_blocks, panel_columns=16)
     for num_k_blocks in one_in(2, sorted({1, run_k_blocks - 1, run_k_blocks, run_k_blocks + 1, 64, 67} - {0})):
         config = replace(whole, has_tail=num_k_blocks % run_k_blocks != 0)
@@ -88,7 +88,7 @@ def test_units_in_any_order_of_rows_and_columns(units: str, by_row: bool, num_pa
 @pytest.mark.parametrize("schedule", [None, "slow_cta", "slow_warps"])
 @pytest.mark.parametrize("cluster_k", one_in(3, range(2, 9)))
 def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) -> None:
-    """Test more tiles than clusters, whose partial sums free memory for the next tile; and fewer runs than CTAs."""
+    """Test more tiles than clusters, so the next tile reuses the memory of partial sums; and fewer runs than CTAs."""
     config = tile_config(64, 32, Output(with_c=True), cluster_k=cluster_k, k=128 * 9)
     check(config, 264, 72, 128 * 9, seed=cluster_k, schedule=schedule)
     check(config, 136, 40, 128 * 3 - 16, seed=cluster_k, schedule=schedule)
@@ -96,7 +96,7 @@ def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) ->
 
 @pytest.mark.parametrize("cluster_k", one_in(3, range(2, 9)))
 def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
-    """Every CTA has work, some have a run more, the last run is cut short, and each share is longer than the ring."""
+    """Every CTA has work, some CTAs have one more run, the last run is cut short; shares are longer than the ring."""
     config = GemmConfig(64, 32, 2, 1, num_partials=2, run_k_blocks=2, has_tail=True, panel_columns=32)
     config = replace(config, cluster_k=cluster_k)
     check(config, 136, 72, 128 * (4 * cluster_k + 3) - 16, seed=cluster_k)

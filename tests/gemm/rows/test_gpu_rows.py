@@ -382,7 +382,7 @@ class Expert:
         product_of_rows_by_64(self.middle, self.w2, self.y, self.ids)
 
     def error(self, rows: int) -> float:
-        """Error of the first `rows` rows, against the CPU's second product of the values that the first one gave."""
+        """Return the first rows' error: the CPU computes the second product from the GPU's first result."""
         found = []
         for i, group in enumerate(self.ids[:rows].tolist()):
             (a, sfa), (b, sfb) = (x[i, None] for x in self.middle), (x[group] for x in self.w2)
