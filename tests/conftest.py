@@ -157,7 +157,7 @@ def _values(item: pytest.Item) -> Iterable[Hashable]:
 
 
 def _told(value: object) -> str:
-    """Compute each parameter's `repr` only once. Its id is the key: cases share parameters and keep them alive."""
+    """Compute a parameter's `repr` only once, with its id as the key: cases share parameters and keep them alive."""
     if id(value) not in _TOLD:
         _TOLD[id(value)] = repr(value)
     return _TOLD[id(value)]

@@ -111,7 +111,7 @@ class Case:
 
     @property
     def output_is_fp32(self) -> bool:
-        """Tell whether it is a weight gradient: scales for each row and 128 columns of A and B, added to an FP32 D."""
+        """Tell whether it is a weight gradient: it adds to an FP32 D, and each row's 128 columns have a scale."""
         return self.kind in ("dense_1d1d", "k_grouped")
 
     @property

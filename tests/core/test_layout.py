@@ -40,7 +40,7 @@ def scales(*shape: int) -> Tensor:
 
 
 def assert_loads_directly(sf: Tensor) -> None:
-    """Check what TMA needs: contiguous columns of 4-byte scales; pitch, distance of groups and address in 16 bytes."""
+    """Check TMA's rules: columns of 4-byte scales are contiguous; pitches and addresses are multiples of 16 bytes."""
     mn, blocks = sf.shape[-2:]
     assert mn <= 1 or sf.stride(-2) == 1
     assert blocks <= 1 or (sf.stride(-1) % 4 == 0 and sf.stride(-1) >= mn)

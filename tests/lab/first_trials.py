@@ -1,4 +1,4 @@
-"""Record which trial notices each mutation. Tests run this trial first to save time; if it passes, all others follow.
+"""Record which trial notices each mutation. Tests run this trial first to save time; if it passes, all the rest run.
 
     python tests/lab/first_trials.py [-k "dense: or rows:"]
 

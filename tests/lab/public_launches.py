@@ -298,7 +298,7 @@ def launched(gpu: Gpu, room: Room, case: Case) -> list[str]:
 def python_calls() -> dict[str, int]:
     """Count the package's functions that a dense product runs: a weight's first call, an equal call, calls of new rows.
 
-    A weight of another shape was multiplied before, so imports and menus of tiles do not count. Nor does replay.py,
+    A weight of another shape was multiplied before, so imports and menus of tiles do not count. replay.py is left out,
     since replay.c replaces it.
     """
     room, found = Room(), {}

@@ -51,7 +51,7 @@ PLACE = re.compile(r"^=========     (?:(?:Read|Write) Thread .* )?at (.+?)\+0x[0
 READ_WHAT_TMA_STORED = re.compile(
     r": (cast_rows|gather_weighted(_many)?|sum_slices|at::.*)$|^Warning: Error buffer overflow"
 )
-"""Reports that are explained. If they fill the tool's buffer, it warns once for each launch, and counts the warning."""
+"""Reports that are explained. If they fill a tool's buffer, the tool warns once for each launch, and counts this."""
 EVERY_LANE_ARRIVES = {
     "work/rows.cuh": {
         "queue.init(kNumMathWarps + kStoringWarps + 1": "queue.init((kNumMathWarps + kStoringWarps) * 32 + 1",

@@ -135,7 +135,7 @@ def test_a_compiler_that_cannot_fill_registers_is_not_asked_to(
 
 
 def fp8_words() -> torch.Tensor:
-    values = torch.randn(8192, generator=torch.Generator().manual_seed(1)).abs() * 2  # positive, so nothing cancels
+    values = torch.randn(8192, generator=torch.Generator().manual_seed(1)).abs() * 2  # positive: no terms cancel
     return values.to(torch.float8_e4m3fn).view(torch.float32)
 
 

@@ -152,7 +152,7 @@ def fsdp() -> None:
 
 
 def experts_across() -> None:
-    """Check an equal part of the experts on each rank."""
+    """Check a mixture of which each rank has an equal part of the experts."""
     torch.manual_seed(0)
     whole, mine = deep_gemm.nn.Experts(4, HIDDEN, 48).to(DEVICE), deep_gemm.distributed.owned_experts(4)
     w1, w2 = (w.detach()[mine].clone() for w in (whole.w1, whole.w2))
