@@ -54,7 +54,7 @@ class _Into(NamedTuple):
 
 
 class How(TypedDict, total=False):
-    """Settings of a simulation: keywords that are passed on to it by functions that run a kernel."""
+    """Settings of a simulation: keywords that functions which run a kernel pass on to the simulation."""
 
     num_sms: int | None
     """None: the number of CTAs in two clusters."""

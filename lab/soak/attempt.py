@@ -85,7 +85,7 @@ def _try(seed: str, device: str, kind: type[Trial], found: Attempt) -> str | Non
         if (wrong := _call(trial, found)) is not None or (wrong := _call_badly(trial, found)) is not None:
             return wrong
     if draw.flag(0.2):
-        twin = _drawn(seed, device, kind)  # with the same signature, so that both use one plan
+        twin = _drawn(seed, device, kind)  # with the same signature, so that both calls use one record
         twin.draw.generator.manual_seed(draw.rng.getrandbits(48))
         if (wrong := _call_at_once((trial, twin), found)) is not None:
             return wrong
@@ -123,7 +123,7 @@ def _call(trial: Trial, found: Attempt) -> str | None:
 
 
 def _call_at_once(trials: Sequence[Trial], found: Attempt) -> str | None:
-    """Call in a thread for each trial (several times, unless calls add to outputs), and judge each trial."""
+    """Call each trial in a separate thread (several times, unless calls add to outputs), and judge each trial."""
     found.done.append("two threads at once")
     befores = []
     for trial in trials:
@@ -139,7 +139,7 @@ def _call_at_once(trials: Sequence[Trial], found: Attempt) -> str | None:
 
 
 def _call_badly(trial: Trial, found: Attempt) -> str | None:
-    """Make calls with one wrong operand, now that a plan exists: each must be refused, and write nothing."""
+    """Make calls with one wrong operand, now that a record exists: each call must be refused, and write nothing."""
     everything, faults = trial.everything(), trial.refused_faults()
     possible = [
         (name, fault)

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log names files that are gone
+ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log names files that no longer exist
 FOLDERS = (
     "deep_gemm",
     "tests",

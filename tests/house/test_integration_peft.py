@@ -117,7 +117,7 @@ def test_a_small_adapter_would_be_lost_in_fp8_weights(share: float) -> None:
 
 @pytest.mark.parametrize("in_fp32", [False, True])
 def test_adapters_get_the_gradients_of_torch(in_fp32: bool) -> None:
-    """Compare with a torch layer whose weight has the numbers of the FP8 weight. Adapters are never in FP8."""
+    """Compare with a torch layer whose weight has the FP8 weight's numbers. Adapters are never in FP8."""
     torch.manual_seed(0)
     values, scales = per_block_cast_to_fp8(torch.randn(256, 128) / 8)
     plain: Any = torch.nn.ModuleDict({"up": torch.nn.Linear(128, 256), "down": torch.nn.Linear(256, 128)})

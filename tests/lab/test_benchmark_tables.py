@@ -224,7 +224,7 @@ def test_no_choice_was_fitted_to_a_judged_weight() -> None:
     fitted = [each for file in files for each in file.products if each.is_fitted]
     assert not {shape[1:] for shape in judged if len(shape) == 3} & {(each.n, each.k) for each in fitted}
     assert {(each.n, each.k) for each in fitted} <= tuned_weights()
-    assert {(576, 7168), (7168, 2048), (2112, 4096), (4096, 7168)} <= tuned_weights()  # the last two by groups too
+    assert {(576, 7168), (7168, 2048), (2112, 4096), (4096, 7168)} <= tuned_weights()  # the last two as groups too
 
 
 def test_groups_are_of_every_kind_and_of_experts_in_use() -> None:

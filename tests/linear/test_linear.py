@@ -382,7 +382,7 @@ def test_strides_and_special_values_have_the_bits_of_the_two_calls(m: int, pdl: 
 @pytest.mark.parametrize("m", [1, 8, 16, 33, 64, 300])
 @pytest.mark.parametrize(("n", "k"), [(2112, 7168), (7168, 2048)])
 def test_a_graph_with_new_inputs_and_a_weight_written_just_ahead(m: int, n: int, k: int, pdl: None) -> None:
-    """The kernel ahead writes the weight, so the layer must wait for that kernel's end before it reads the weight."""
+    """The previous kernel writes the weight, so the layer must wait for its end before it reads the weight."""
     weights = [on_gpu(n, k, seed) for seed in range(3)]
     xs = [random_x(m, k, seed=seed).cuda() for seed in range(3)]
     x, w = xs[0].clone(), (weights[0][0].clone(), weights[0][1].clone())

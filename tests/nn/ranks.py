@@ -142,7 +142,7 @@ def fsdp() -> None:
         assert found[0].dtype == torch.bfloat16
         assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
         near(found[2:], right)
-        with deep_gemm.nn.keep_casts():  # gathered weights are freed, and later ones reuse their memory
+        with deep_gemm.nn.keep_casts():  # gathered weights are freed, and later weights reuse the memory
             for _ in range(2):
                 near(gradients(model, inputs[RANK], torch.ones((), device=DEVICE)), found)
             number = len(deep_gemm.nn.kept._OF)
@@ -152,7 +152,7 @@ def fsdp() -> None:
 
 
 def experts_across() -> None:
-    """Check a mixture of which each rank has an equal part of the experts."""
+    """Check a mixture whose experts are divided equally among the ranks."""
     torch.manual_seed(0)
     whole, mine = deep_gemm.nn.Experts(4, HIDDEN, 48).to(DEVICE), deep_gemm.distributed.owned_experts(4)
     w1, w2 = (w.detach()[mine].clone() for w in (whole.w1, whole.w2))

@@ -325,7 +325,7 @@ def test_a_tracer_of_fx_takes_layers_as_leaves() -> None:
 
 @pytest.mark.parametrize("tokens", [16, 40])
 def test_torch_counts_three_products(tokens: int) -> None:
-    """A graph's calls are counted too. (torch compiles nothing under a counter, and then runs a call as it is.)"""
+    """A compiled function's products are counted too. (Under a counter torch runs the function uncompiled.)"""
     layer, one = layer_of(), 2 * tokens * IN * OUT
     exported = torch.export.export(layer, (numbers(tokens, IN),)).module()
     compiled = torch.compile(layer, backend="aot_eager")

@@ -29,7 +29,7 @@ SCALES = "shape device"
 
 
 class FineWeight(fp8.Weight):
-    """A weight with fine scales, or for an A with fine scales. If sums are exact, scales are powers of two."""
+    """A weight with scales below 128x128, or for an A with such scales. If sums are exact, scales are powers of two."""
 
     faults: ClassVar[tuple[str, str, str]] = (fp8.VALUES, SCALES, SCALES)
 
@@ -87,7 +87,7 @@ class LayerWeight(FineWeight):
 
 
 class OfFine(fp8.OfFp8):
-    """The common part of products with fine scales."""
+    """What kinds of products with scales of fewer than 128 columns share."""
 
     make_weight: ClassVar[type[fp8.Weight]] = FineWeight
     weight: FineWeight

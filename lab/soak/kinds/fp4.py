@@ -31,7 +31,7 @@ NUMBERS = torch.tensor([*VALUES, *(-value for value in VALUES)], dtype=torch.flo
 
 
 class Weight(fp8.Weight):
-    """Values two to a byte, and a scale for each 32 of a row: bytes, E8M0, words in either layout, or FP32."""
+    """Two values in a byte, and a scale for each 32 values of a row: bytes, E8M0, words in either layout, or FP32."""
 
     depths = GROUP
     columns = GROUP
@@ -116,7 +116,7 @@ class Weight(fp8.Weight):
 
 
 class OfFp4(fp8.OfFp8):
-    """The common part of FP4 products: in some trials a scale is NaN, which a product must not hide."""
+    """What kinds of FP4 products share: in some trials a scale is NaN, which a product must not hide."""
 
     make_weight: ClassVar = Weight
     weight: Weight

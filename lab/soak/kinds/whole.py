@@ -24,7 +24,7 @@ LONGEST = 4096
 
 
 class WholeWeight(fp8.Weight):
-    """A weight with a scale for each row, or for an A with such scales. Sums are exact."""
+    """A weight with a scale for each row, or for an A with a scale for each row. Sums are exact."""
 
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
         super().__init__(draw, exact, low, high)
