@@ -152,7 +152,7 @@ class Stage:
         grid: int,
         inputs: frozenset[str] = frozenset(),
     ) -> None:
-        """Launch a kernel here. If `compiled` is None, it is the package's own source; a GPU can only run that."""
+        """Launch a kernel here, from the package's own source if `compiled` is None, as on a GPU."""
         if isinstance(self._memory, GpuMemory):
             if compiled is not None:
                 raise ValueError(f"kernel: expected None for a GPU, got {compiled.name} compiled for the host")

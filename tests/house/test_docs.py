@@ -103,7 +103,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
             found = [path for folder in (ROOT, ROOT / "deep_gemm", ROOT / "lab") for path in folder.glob(name)]
             assert found, name
     for name in re.findall(r"`([\w.-]+\.(?:py|cuh|h|json|cpp))`", page.read_text()):
-        if name not in ("config.cuh", "params_layout.cuh", "wgmma_shapes.cuh"):  # generated, or the reader's own
+        if name not in ("config.cuh", "params_layout.cuh", "wgmma_shapes.cuh"):  # generated, or written by the reader
             assert [*ROOT.glob(f"[!.]*/**/{name}")], name
 
 

@@ -40,7 +40,7 @@ FAMILIES = ("qwen3_moe", "deepseek_v3")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 FP8_CASTS = 2e-2
-"""calc_diff, half the square of a relative error: casts of activations change these models' logits by 6 and 13%."""
+"""A limit of calc_diff, half the squared relative error: casts of activations change models' logits by 6 and 13%."""
 ONE_LAYER = 5e-3
 """The calc_diff that casts of activations cause in one mixture of experts."""
 ROUNDING = 2e-3
@@ -59,7 +59,7 @@ def models(request: pytest.FixtureRequest) -> tuple[Any, Any]:
 
 @pytest.fixture
 def calls_left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Replace the kernels that transformers calls, which are no part of it, by torch operations; return their calls."""
+    """Replace the kernels that transformers loads from elsewhere by torch operations; return these kernels' calls."""
     calls: list[tuple[Any, ...]] = []
 
     def own_linear(

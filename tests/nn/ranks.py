@@ -64,7 +64,7 @@ def numbers(*shape: int) -> Tensor:
 def both(
     make: Callable[[], torch.nn.Module], share: Callable[[Any], Any], *, first: bool = True, recipe: str = "block"
 ) -> tuple[Any, Any]:
-    """Return an FP8 model shared among ranks, converted before or after the sharing (`first`), and one not shared."""
+    """Return an FP8 model shared among ranks, converted before (`first`) or after sharing, and an unshared model."""
     torch.manual_seed(0)
     model = make().to(DEVICE)
     whole = copy.deepcopy(model)

@@ -42,7 +42,7 @@ class Weight(fp8.Weight):
         super().__init__(draw, exact, low, high)
         self.type = draw.rng.choice((torch.uint8, torch.int8, torch.float4_e2m1fn_x2))
         self.form = draw.rng.choice(("bytes", "e8m0", "words", "words, MN-major", "fp32"))
-        self.apart = 1 if exact else draw.rng.choice((3, 11, 30))  # range of exponents in a block; 30 does not fold
+        self.apart = 1 if exact else draw.rng.choice((3, 11, 30))  # range of a block's exponents; 30 does not fold
         self.columns_of_a = draw.rng.choice((128, 128, 128, 64, 32))
 
     @property
@@ -208,7 +208,7 @@ class CastFp4(Trial):
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
         self.is_mx, self.rounds_up = draw.flag(), draw.flag()
-        others = (16, 100) if draw.device == "cpu" else ()  # on a GPU torch casts these, with a table from the host
+        others = (16, 100) if draw.device == "cpu" else ()  # a GPU casts these by torch, with a table from the host
         self.columns = GROUP if self.is_mx else draw.rng.choice((GROUP, 128, *others))
         k = draw.size(GROUP, 2000, GROUP) if self.is_mx else draw.size(2, 2000, 2)
         groups = draw.rng.choice((0, 0, 1, 4))
