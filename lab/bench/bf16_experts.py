@@ -39,7 +39,7 @@ SIZES = (
 QUICK_SIZES = (SIZES[0], SIZES[-1])
 TOKENS, QUICK_TOKENS = (1, 16, 64, 256, 1024, 4096), (1, 64, 4096)
 MOST_ERROR = 0.01
-"""Ours and the rival round to BF16 at the same places, but add in another order."""
+"""This package and the rivals round to BF16 at the same steps, but add in different orders."""
 
 
 def shapes_of(*, quick: bool = False) -> list[experts.Shape]:

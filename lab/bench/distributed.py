@@ -1,6 +1,6 @@
 """Mixtures of experts over the processes of a group: the layer, its dispatch and its combine, compared with rivals.
 
-Either every process has a GPU, or none has. Rank 0 sends the measured rows to the process that started all ranks.
+Either all processes have a GPU, or no process has. Rank 0 sends measured rows to the process that started all ranks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
 """With more tokens the decode form with collectives sends too much: each process sums for the tokens of all."""
 AHEAD_CYCLES = 2_000_000
-"""Clock cycles, about a millisecond, that a GPU sleeps before a replay, so that every host can launch in time."""
+"""Clock cycles, about a millisecond, that a GPU sleeps before a replay, so that every process can launch in time."""
 SECONDS = 120
 """Time limit of a process that waits for another one."""
 METHOD = (
@@ -204,7 +204,7 @@ class Step:
 
 
 class Work:
-    """The tokens of this process, and the ways to compute them."""
+    """The tokens of this process, and the ways to compute their mixture."""
 
     def __init__(self, kind: str, shape: Shape, weights: tuple[Operand, Operand], device: torch.device) -> None:
         self.kind, self.shape, self.weights, self.device = kind, shape, weights, device
@@ -271,7 +271,7 @@ class Work:
         yield Step(COMBINE, FUSED, _replayed(combine, self.device))
 
     def check(self) -> str | None:
-        """Check that the forms agree on every process; return a sentence about the first difference, or None."""
+        """Check that all forms give the same results on every process; return a text about a difference, or None."""
         layers = {"decode": (self.layer, self.layer(self.x, self.ids, self.p))} if self.has_fixed else {}
         if self.fused is not None:
             layers["peer_memory"] = (self.fused, self._of_one_process())

@@ -41,7 +41,7 @@ def local_ids(topk_ids: Tensor, first: int, count: int) -> Tensor:
 
 
 class Training:
-    """The tokens of this process, and its step. Every process draws the tokens of all."""
+    """The tokens and the training step of this process. Every process draws the tokens of all processes."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         experts, topk, tokens, hidden, inner = shape
@@ -114,7 +114,7 @@ class Training:
 def routes_of_all(experts: int, topk: int, tokens: int, skew: int, processes: int) -> Tensor:
     """Draw different experts for each token of all processes; every process draws the same experts.
 
-    With `skew` s, expert i in a random order of all experts has a probability proportional to 1 / (i + 1)^s.
+    With `skew` s, the i-th expert in a random order has a probability proportional to 1 / (i + 1)^s.
     """
     g = torch.Generator().manual_seed(0)
     likely = (torch.arange(experts) + 1.0).pow(-skew)[torch.randperm(experts, generator=g)]

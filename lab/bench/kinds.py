@@ -98,7 +98,7 @@ class Kinds:
         ]
 
     def chosen(self, shapes: Sequence[Shape]) -> list[tuple[str, Shape]]:
-        """List these shapes, each once for every kind that lists it."""
+        """Return each of these shapes with the name of every kind that lists the shape."""
         found, new = [], {}
         for name, shape in reversed(self.shapes_of()):
             new[len(shape)] = name
@@ -126,7 +126,7 @@ class Kinds:
         )
 
     def rows_of(self, kind: str, shape: Shape, work: Work, flush: L2Flush, only: Sequence[str] = ()) -> list[Row]:
-        """Check and time the contenders of a work. A contender that fails leaves the reason in its row."""
+        """Check and time the contenders of a work. If a contender fails, its row holds the reason."""
         calls: dict[str, Call] = {}
         failed: dict[str, str] = {}
         for name, call in work.calls.items():

@@ -55,9 +55,9 @@ class Layer:
     steps: Steps = ()
     """Steps that `call` runs one after the other, if kernels' names do not tell the parts."""
     error: Callable[[], float] | None = None
-    """Returns a rival's error, after its last call."""
+    """Returns the error of a rival's last call."""
     table: Callable[[], str] | None = None
-    """Names the table of a rival's configuration, after its last call."""
+    """Names the table from which a rival's last call took its configuration."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def steps(*, quick: bool = False) -> list[Step]:
 
 
 def measure(chosen: Sequence[Step], device: str, *, add: Add, announce: Announce) -> None:
-    """Compute each product in every way on this device, and compare."""
+    """Compute each product in every way on this device, and compare the results with FP64."""
     for kind, shape, operands in chosen:
         announce(f"{kind} {'x'.join(map(str, shape))} {operands}")
         torch.manual_seed(0)
@@ -116,7 +116,7 @@ def measure(chosen: Sequence[Step], device: str, *, add: Add, announce: Announce
 
 
 def row_of(kind: str, shape: Shape, operands: str, way: Way) -> Row:
-    """Compute a product once, and compare. A way that raises an error leaves the reason in its row."""
+    """Compute a product once, and compare it with FP64. If the way raises an error, the row gets the reason."""
     row = partial(
         Row, kind, shape, way.contender, MODE, operands=operands, output=str(way.output).removeprefix("torch.")
     )

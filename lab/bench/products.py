@@ -145,7 +145,7 @@ def made(case: Case) -> list[Contender]:
 
 
 def product_alone(calls: Iterable[Kernels]) -> dict[str, float]:
-    """Return the time of each call's longest kernel: the product, not the cast."""
+    """Return the median time of each call's longest kernel, which is the product, not the cast."""
     return {fp4.PRODUCT: statistics.median(max(kernel.us for kernel in kernels) for kernels in calls)}
 
 

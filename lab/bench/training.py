@@ -118,7 +118,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
-    """Make all ways to compute a layer, with the same parameters."""
+    """Return all ways to compute a layer, which share the same parameters."""
     said: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     if kind_of(shape) == LINEAR:
         tokens, n, k = shape
@@ -163,7 +163,7 @@ def converted(name: str, model: torch.nn.Module) -> Any:
 
 
 def learned(shape: Shape, device: str, only: Sequence[str] = ()) -> list[Row]:
-    """Train two layers in each way, on the same numbers, and return the losses at the end."""
+    """Train a model of two layers in each way, on the same numbers, and return the losses at the end."""
     tokens, width, inner, steps = shape
     rows = []
     for name in linear_contenders():

@@ -68,7 +68,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Time:
-    """The time of one tile."""
+    """The measured time of one tile."""
 
     tile: Tile
     config: str
@@ -85,7 +85,7 @@ class Judgement:
 
     @property
     def best(self) -> Time:
-        """Return the fastest entrant, which may be the chosen tile."""
+        """Return the fastest tile, which may be the chosen tile."""
         return min((self.chosen, *self.rivals), key=lambda time: time.spread.us)
 
     @property
@@ -113,7 +113,7 @@ def build(config: GemmConfig | DecodeConfig) -> None:
 
 
 def judge(contest: Contest, flush: L2Flush) -> Judgement:
-    """Time the entrants with new operands, which are freed afterwards."""
+    """Time the contest's tiles with new operands, which are freed afterwards."""
     p = random_problem(contest.case.shape, contest.output)
 
     def times(entrants: Sequence[Estimate], repeats: int) -> list[Time]:

@@ -177,7 +177,7 @@ def regrets(products: Iterable[Product], gpu: Gpu, timings: Timings) -> list[Reg
 
 
 def regret(product: Product, gpu: Gpu, timings: Timings) -> float:
-    """Return the fraction by which the chosen tile takes longer than the fastest; an untimed tile counts as slowest."""
+    """Return the chosen tile's extra time over the fastest tile, as a fraction; an untimed tile counts as slowest."""
     us = product.us.get(product.chosen(gpu, timings).name, max(product.us.values()))
     return us / product.best_us - 1
 

@@ -61,7 +61,7 @@ def random_operands(m: int, n: int, k: int, seed: int = 0, device: str = "cpu") 
 
 
 def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """Make zeros of both signs, infinities, NaN, numbers that round to infinity, the smallest; among whole numbers."""
+    """Put zeros of both signs, infinities, NaN, numbers that round to infinity and the smallest among integers."""
     a, b = random_operands(m, n, k)
     a, b = (a * 4).round(), (b * 4).round()
     largest, smallest = torch.finfo(torch.float32).max, 2.0**-126

@@ -29,7 +29,7 @@ class Attempt:
     kind: str
     text: str = ""
     done: list[str] = field(default_factory=list)
-    """Settings and ways of calling, in order; a failed attempt failed at the last one."""
+    """Settings and ways of calling, in order; a failed attempt failed at the last entry."""
     wrong: str | None = None
     calls: int = 0
     refused: int = 0
@@ -47,7 +47,7 @@ def settings_restored() -> Iterator[None]:
 
 
 def picked(seed: int, number: int, kinds: Sequence[Kind]) -> tuple[Kind, str]:
-    """Pick a kind for an attempt, and the seed of its draws, which does not depend on the other kinds."""
+    """Pick a kind for an attempt, and the seed of the trial's draws, which does not depend on the other kinds."""
     draw = Draw(f"{seed}/{number}", "cpu")
     kind = kinds[int(draw.rng.random() * len(kinds))]
     return kind, f"{seed}/{number}/{kind.kind}"
@@ -63,7 +63,7 @@ def attempt(seed: int, number: int, kinds: Sequence[Kind], device: str) -> Attem
                 kind.attempt(own_seed, device, found)
             else:
                 found.wrong = _try(own_seed, device, kind, found)
-        except Exception as error:  # any error is the finding
+        except Exception as error:  # any error is a finding
             found.wrong = f"{type(error).__name__}: {error}"
     return found
 
@@ -110,7 +110,7 @@ def change_settings(draw: Draw) -> str:
 
 
 def _call(trial: Trial, found: Attempt) -> str | None:
-    """Call in some way, and judge the result."""
+    """Call in a way that is drawn, and judge the result."""
     ways = {"plainly": plainly, "in a thread": in_a_thread}
     if trial.draw.device == "cuda":
         ways["on a stream"] = on_a_stream

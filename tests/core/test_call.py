@@ -285,7 +285,7 @@ class Memory:
 def assert_alike(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, run: Callable[[], Any], records: Any = None) -> None:
     """Check that a call by its record makes the launches and results of a call without one, except for new addresses.
 
-    `records`: the function that returns the record of a call for which no record is stored yet.
+    `records`: the function that makes the record of a call without a stored record.
     """
     launches, outs, memories = [], [], []
     for recorded in (records, lambda *_: (None, None)):

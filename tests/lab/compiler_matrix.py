@@ -2,7 +2,7 @@
 
     python tests/lab/compiler_matrix.py --record benchmarks/results/compilers-DATE.json
 
-installs the last release of each minor version into a folder, unless it is there already, prints a line for each, and
+installs the last release of each minor version into a folder, unless the folder has it, prints a line for each, and
 reports which releases give the same machine code. `--versions 12.8.93 newest` selects other releases. No GPU is needed.
 
 All releases take one processor an hour and a half. The folder stores each kernel's outcome under a digest of its input,

@@ -71,7 +71,7 @@ class DenseBf16(OfBf16, dense.Dense):
         return self.draw.size(8, 3000, 8) if self.turned_a else super().drawn_rows()
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults: operands are used in any layout."""
+        """Return the faults that a call must refuse: operands may have any layout."""
         found = {"a": fp8.VALUES, "b": fp8.VALUES, "d": fp8.OUTPUT + " expanded"}
         return found | ({"c": "dtype shape device"} if self.c == "c" else {})
 

@@ -69,7 +69,7 @@ class LayerWeight(FineWeight):
         self.is_beside(self)
 
     def is_beside(self, other: fp8.Weight) -> None:
-        """Copy from the other weight the facts that a layer receives once for both."""
+        """Copy facts from the layer's other weight: a call passes these facts once for both weights."""
         assert isinstance(other, LayerWeight)
         self.of_a, self.of_b, self.form = other.of_a, other.of_b, other.form
         self.columns_of_a, self.columns = self.of_a.columns, min(self.of_a.columns, self.of_b.columns)
@@ -106,7 +106,7 @@ class DenseFine(OfFine, dense.Dense):
     has_rows: ClassVar[bool] = False
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults: a turned B may be copied, so any address is right."""
+        """Return the faults that a call must refuse: a turned B may be copied, so any address is right."""
         return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
 

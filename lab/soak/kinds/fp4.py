@@ -63,7 +63,7 @@ class Weight(fp8.Weight):
         return values, torch.empty((*outer, n, k // GROUP), dtype=dtype, device=device)
 
     def refused(self, is_stated: bool) -> str:
-        """Return the faults of its scales that a layer refuses."""
+        """Return the faults of scales that a layer refuses."""
         return SCALES
 
     def fill(self, values: Tensor, sf: Tensor) -> None:

@@ -94,11 +94,11 @@ class Weight(Part):
         return of_rows | ({"recipe_b": self.block} if is_stated or self.is_open else {})
 
     def refused(self, is_stated: bool) -> str:
-        """Return the faults of its scales that a layer refuses: scales of another type or shape may be valid."""
+        """Return the faults of scales that a layer refuses: scales of another type or shape may be valid."""
         return SCALES if is_stated else "device"
 
     def is_beside(self, other: Weight) -> None:
-        """Copy from the other weight the facts that a layer receives once for both."""
+        """Copy facts from the layer's other weight: a call passes these facts once for both weights."""
         self.columns_of_a = other.columns_of_a
 
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:

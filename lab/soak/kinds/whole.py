@@ -99,7 +99,7 @@ class DenseWhole(OfWhole, dense.Dense):
             self.add_bias(self.n)
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults: a turned B may be copied, so any address is right."""
+        """Return the faults that a call must refuse: a turned B may be copied, so any address is right."""
         return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
     def call(self, x: Tensors) -> Tensors:

@@ -148,7 +148,7 @@ RAGGED_BY_64 = (*[2] * 70, *[-1] * 5, *[0] * 3, *[1] * 129, 3, *[-1] * 200, *[0]
 
 
 def check_by_64(tile: tuple[int, int], n: int, k: int, seed: int, schedule: str | None = None) -> None:
-    """Check a product in which the two scales of a k-block are made to differ."""
+    """Check a product whose A has two different scales in each k-block."""
     RowsTrial(tile_config(*tile, BY_64, k=k), RAGGED_BY_64, seed, schedule, n=n, k=k, zero_padding=False).run()
 
 

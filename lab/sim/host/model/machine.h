@@ -60,7 +60,7 @@ struct Mbarrier {
   // Data that TMA has written in a phase, but that ordinary loads cannot see yet, because no thread has waited.
   std::vector<std::pair<uint64_t, Range>> landed;
   std::vector<Sent> sent;
-  std::vector<uint64_t> known;  // what the arrived threads know
+  std::vector<uint64_t> known;  // the knowledge of the arrived threads
 };
 
 // The true values of accumulators, while the kernel's registers are poisoned.
@@ -104,7 +104,7 @@ struct Warp {
   uint32_t arrived = 0, exited = 0;
   uint64_t generation = 0;
   uint64_t values[2][kLanes];
-  Known known[2];  // what the lanes that meet at syncwarp know
+  Known known[2];  // the knowledge of the lanes that meet at syncwarp
   WaitList waiting;
 
   uint32_t elected = 0;
@@ -212,7 +212,7 @@ struct Fiber {
 struct Event {
   uint64_t due, order;
   std::function<void()> run;
-  bool operator<(const Event& other) const {  // std::priority_queue pops the greatest, so the earliest must compare greatest
+  bool operator<(const Event& other) const {  // std::priority_queue pops the greatest, so the earliest must be greatest
     return due != other.due ? due > other.due : order > other.order;
   }
 };
@@ -230,7 +230,7 @@ struct Machine {
   std::vector<Fiber*> ready;
   std::vector<uint64_t> stored;                                                   // by place of a fiber
   std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
-  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of a word's last one
+  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // a word's last store: place, number
   uint64_t acquired = 0;                                                          // times that a load acquired
   std::unordered_map<uint64_t, uint64_t> acquired_at;                             // of a peer's word
   std::map<const void*, Known> counted, counted_fenced;                           // at words of atomics that release
