@@ -93,7 +93,7 @@ class Case:
     sizes: tuple[int, ...] = ()
     """Rows of each group; for k_grouped, k of each group."""
     is_judged: bool | None = field(default=None, compare=False)
-    """True: a case for judging, to which no choice was tuned; False: choices may be tuned to it; None: a new shape."""
+    """True: a case for judging, to which no choice was tuned; False: a case for tuning; None: a new shape."""
 
     @property
     def name(self) -> str:

@@ -76,7 +76,7 @@ def contenders_of(case: Case, device: str = "cuda") -> list[Contender]:
 
 
 def _yardstick(case: Case) -> Contender:
-    """Make the dense product that shows the GPU's present speed; it runs in the same rounds as the contenders."""
+    """Make the dense product that shows the GPU's present speed; the product runs in the contenders' rounds."""
     m, n, k = case.fast_shape
     x = _randn(m, k).to(torch.float8_e4m3fn)
     w = _randn(n, k).to(torch.float8_e4m3fn)

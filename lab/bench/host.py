@@ -53,7 +53,7 @@ Call = Callable[[], Any]
 
 
 def measure(*, add: Add, announce: Announce) -> None:
-    """Measure a launch, calls of layers and products, then torch's, then calls with a new m and with a new weight."""
+    """Measure a launch, calls of layers and products, then torch's calls, then calls with a new m or a new weight."""
     sound = []
     for name, shape, call in chain(layer_calls("cuda"), public_calls("cuda")):
         announce(name)

@@ -55,7 +55,7 @@ class IntoHeads:
         }
 
     def verdict(self) -> Verdict:
-        """Compute both products, and judge the parts and the gaps between them."""
+        """Compute both products, and judge D's parts and the gaps between these parts."""
         self.d.fill_(UNTOUCHED)
         for call in self.calls().values():
             call()

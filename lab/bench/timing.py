@@ -59,7 +59,7 @@ class Spread:
 
 
 class L2Flush:
-    """A fill of 512 MB, and its name in the profiler's record."""
+    """A fill of 512 MB, and the fill's name in the profiler's record."""
 
     def __init__(self) -> None:
         # FP64, because no contender launches a fill of FP64 numbers.

@@ -73,7 +73,7 @@ def rows_of(spreads: dict[str, Spread]) -> list[Row]:
 
 
 def yardsticks_of(report: Report) -> Yardsticks | None:
-    """Find both yardsticks in a result file; None if it lacks one."""
+    """Find both yardsticks in a result file; None if the file lacks one of the two."""
     rows: dict[tuple[str, Shape, str], Row] = {(row.kind, row.shape, row.contender): row for row in report.rows}
     found = [rows.get((kind, shape, CONTENDER[kind])) for kind, shape in ((COPY, COPY_SHAPE), (PRODUCT, PRODUCT_SHAPE))]
     copy_us, product_us = (row.us if row is not None else None for row in found)

@@ -171,7 +171,7 @@ def matrix(trial: TileTrial) -> Tensor:
     ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed), dtype=torch.float32) * 3
     x[:, :128] = ordinary.to(dtype)
     x[:, 256:384] = ordinary[:, : max(min(k - 256, 128), 0)] * 2.0**-115
-    if dtype == torch.float32 and k > 128:  # quotients that need the division's last step, also for tiny scales
+    if dtype == torch.float32 and k > 128:  # quotients that need the division's last step, also with tiny scales
         hard = hard_quotients()
         rows = torch.arange(m) % len(hard)
         x[:, 128:256] = (

@@ -106,7 +106,7 @@ class FewTrial(Trial):
 
     @classmethod
     def drawn(cls, config: FewConfig, seed: int) -> FewTrial:
-        """Draw sizes and the number of experts: few experts that share the tokens, or many without a token."""
+        """Draw sizes and the number of experts: few experts, or many experts, most of them without a token."""
         draw = random.Random(f"{config.name} {seed}")
         return cls(
             config,

@@ -122,6 +122,6 @@ class HcTrial(Trial):
 
 @dataclass(frozen=True)
 class HcFewTrial(HcTrial):
-    """The same kind of trial, for the kernel for few rows."""
+    """A trial like `HcTrial`, for the kernel for few rows."""
 
     kernel = kernel_few.KERNEL

@@ -77,7 +77,7 @@ class LayerWeight(FineWeight):
         self.is_open = self.form == "words"
 
     def refused(self, is_stated: bool) -> str:
-        """Return the faults of its scales that a layer refuses. One extra scale may fit into the last word."""
+        """Return the faults of scales that a layer refuses. An extra scale is right if it fits into the last word."""
         return SCALES if is_stated and not self.is_open else "device"
 
     def fill(self, values: Tensor, sf: Tensor) -> None:
@@ -93,7 +93,7 @@ class OfFine(fp8.OfFp8):
     weight: FineWeight
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults: in words, an extra scale of B may fit into the last word, which is then no fault."""
+        """Return the faults that a call must refuse. B's last word may have space for an extra scale: no fault."""
         groups = self.operands["sfb"].shape[-1]
         is_in_a_word = self.weight.form == "words" and not self.turned and groups % UE8M0_PER_WORD
         return {**super().refused_faults(), "sfa": SCALES, "sfb": "device" if is_in_a_word else SCALES}
