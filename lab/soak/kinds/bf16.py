@@ -18,7 +18,7 @@ BF16, LARGEST = torch.bfloat16, 4
 
 
 class OfBf16(fp8.OfFp8):
-    """What kinds of BF16 products share: operands without scales, and exact sums."""
+    """The code that kinds of BF16 products share: operands without scales, and exact sums."""
 
     def drawn_exactness(self) -> bool:
         """Choose small integers always."""

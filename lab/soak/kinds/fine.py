@@ -87,7 +87,7 @@ class LayerWeight(FineWeight):
 
 
 class OfFine(fp8.OfFp8):
-    """What kinds of products with scales of fewer than 128 columns share."""
+    """The code that kinds of products with scales of fewer than 128 columns share."""
 
     make_weight: ClassVar[type[fp8.Weight]] = FineWeight
     weight: FineWeight

@@ -116,7 +116,7 @@ class Weight(fp8.Weight):
 
 
 class OfFp4(fp8.OfFp8):
-    """What kinds of FP4 products share: in some trials a scale is NaN, which a product must not hide."""
+    """The code that kinds of FP4 products share: in some trials a scale is NaN, which a product must not hide."""
 
     make_weight: ClassVar = Weight
     weight: Weight

@@ -1,4 +1,4 @@
-"""What kinds of FP8 trials share: operands with exact sums, or operands of any magnitude with an error bound for D."""
+"""Common code of FP8 trials: operands with exact sums, or operands of any magnitude with an error bound for D."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Weight(Part):
 
 
 class OfFp8(Trial):
-    """The common part of FP8 products."""
+    """The code that kinds of FP8 products share."""
 
     exact: bool
     k: int

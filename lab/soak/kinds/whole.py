@@ -67,7 +67,7 @@ class ExpertsWhole(layers.Experts):
 
 
 class OfWhole(fp8.OfFp8):
-    """What kinds of products with one scale for all of k share. Biases are integers, so all sums are exact."""
+    """The code that kinds of products with one scale for all of k share. Biases are integers: all sums are exact."""
 
     make_weight: ClassVar[type[fp8.Weight]] = WholeWeight
 
