@@ -67,7 +67,7 @@ class Kinds:
     """Pause before each shape: after a long shape a warm GPU would run the next one at a lower clock."""
     with_yardsticks: bool = True
     outputs: Sequence[Output] = ()
-    """Outputs of our dense products; their kernels are compiled beforehand, on all processors."""
+    """Outputs of our dense products. Kernels with these outputs are compiled beforehand, on all processors."""
     takes_new: bool = True
     """A shape that no kind lists belongs to the first kind whose shapes have the same number of sizes."""
     completed: Callable[[Shape], Shape] = lambda shape: shape

@@ -1,6 +1,6 @@
 """Measure the error of every product against FP64, by depth and distribution of operands, beside cuBLASLt and BF16.
 
-Each result has two relative errors, of the whole result. `error` is the error of the arithmetic alone: it compares the
+Each whole result has two relative errors. `error` is the error of the arithmetic alone: it compares the
 result with the FP64 product of the multiplied numbers. `error_with_cast` is the error that a model sees: it compares
 the result with the FP64 product of the numbers before the cast.
 """

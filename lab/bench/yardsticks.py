@@ -35,7 +35,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Yardsticks:
-    """Microseconds of both yardsticks in one run, and the full name of its GPU."""
+    """Microseconds of both yardsticks in one run, and the full name of the run's GPU."""
 
     gpu: str | None
     copy_us: float

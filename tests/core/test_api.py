@@ -49,7 +49,7 @@ class Case:
     extra: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.bfloat16
     d_starts_as: float = CANARY
-    """The value in D before the call: a canary, or the number that the product is added to."""
+    """The value of D before the call: a canary, or the number to which the call adds the product."""
 
 
 def dense_case(major: str = "nt", sfb_rows: int = 128, dtype: torch.dtype = torch.bfloat16, into: float = 0) -> Case:
