@@ -473,7 +473,7 @@ def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu)
 
 
 def with_rows(given: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Return the tensors for another number of rows: change each dimension that has this size, or twice this size."""
+    """Return tensors for `rows` rows: a dimension of m or 2 m elements (m: the first tensor's rows) changes."""
     m = len(next(iter(given.values())))
     found = {}
     for name, x in given.items():
