@@ -12,11 +12,11 @@ from deep_gemm.casts.rules import FP8_MAX, Quantized, Target
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 
 MOST_OTHERS = 2e-3
-"""At most this fraction of activated values may be neighbours of the reference's values."""
+"""At most this fraction of activated values may be the FP8 number next to the reference's value."""
 
 
 def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
-    """Cast with one scale for each `rows` x `columns` block by torch operations, also on a GPU: a yardstick."""
+    """Cast by torch, also on a GPU, with one scale for each `rows` x `columns` block; kernels are compared with it."""
     return cast_blocks(x, Target(rows, columns))
 
 
@@ -57,7 +57,7 @@ def spread(values: Tensor, scales: Tensor, rows: int, columns: int = SCALE_BLOCK
 def hard_quotients(largest: float = FP8_MAX, block: int = SCALE_BLOCK, downs: Sequence[int] = (0, 10)) -> Tensor:
     """Make FP32 rows whose quotients by their scales are as close as possible to a rounding boundary of FP8 or FP4.
 
-    An element X and a scale's significand S are integers of 24 bits. T is the few bits of a number between two FP8
+    An element X and a scale's significand S are integers of 24 bits. T holds the few bits of a number between two FP8
     numbers. X / S is close to T / 16 + half a unit in its last place only if S is close to a multiple of 2^20.
     Quotients are in [1, 2) over 2^down.
     """

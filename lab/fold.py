@@ -1,9 +1,9 @@
 """Prints a kernel with one configuration on one page: constants are folded into branches, and unused code is removed.
 
 The pages in docs/learn compile to the machine code of the kernels themselves (tests/lab/test_fold.py). A page of any
-other configuration has the same number of each instruction in `OPCODES` of inspect.py. The order of instructions may
-differ, and so may the computation of addresses: the page has a number instead of a call like `skipped_scales(tile)`,
-so the compiler inlines no call there, and numbers its values differently. PTX wrappers stay in their headers. Folding
+other configuration has as many of each instruction in `OPCODES` of inspect.py as the kernel. Their order may
+differ, and so may the code that computes addresses: the page has a number for a call like `skipped_scales(tile)`,
+so the compiler inlines no call, and numbers its values differently. PTX wrappers stay in their headers. Folding
 relies on the form of our sources: a template's brackets touch its name, and operators have spaces on both sides.
 """
 
@@ -250,7 +250,7 @@ class Folding:
                     yield from self.expand(i, results)
 
     def fold_if(self, i: int, hidden: set[str]) -> Iterator[Edit]:
-        """Keep the branch that a constant selects."""
+        """Replace an `if` by the branch that a constant selects."""
         opening = i + 1 + (self.words[i + 1] == "constexpr")
         then, end = self.source.after(opening), self.source.statement_end(i)
         then_end = self.source.statement_end(then)
@@ -279,7 +279,7 @@ class Folding:
         return source.replaced(i, end, re.sub(rf"\n {{{own}}}(?=.)", "\n" + " " * depth, piece))
 
     def fold_operator(self, i: int, node: Node, hidden: set[str]) -> Iterator[Edit]:
-        """Keep the operand that a constant selects."""
+        """Replace an expression by the operand that a constant selects."""
         source, word = self.source, self.words[i]
         stops = ENDS_OF_OPERANDS | ({"||"} if word == "&&" else set())
         first, end = i, i + 1

@@ -1,7 +1,7 @@
 """Gates that compare a kernel's machine code with the plan of its configuration.
 
-A kernel with spilled registers, or with products that wait for each other, is slow but its results are right. So tests
-of results cannot notice such a fault; machine code shows it, without a GPU.
+A kernel with spilled registers, or with products that wait for each other, is slow, but its results are right. Tests
+of results cannot notice such a fault. Machine code shows the fault, without a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Counts the size of the source tree: files, lines, rooms and arrows, and repetitions in gemm.
+"""Counts the size of the source tree: files, lines, parts and the imports between them, and repetitions in gemm.
 
-`python -m lab.house` prints each number beside its ceiling. docs/draw_architecture.py defines the rooms, and the
-imports between them (the arrows). Inside of gemm each folder or file is a room.
+`python -m lab.house` prints each number beside its ceiling. docs/draw_architecture.py defines the parts (rooms), and
+the imports between rooms (arrows). Inside of gemm each folder or file is a room.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def arrows_in_gemm(drawing: Any) -> set[tuple[str, str]]:
 
 
 def upward(arrows: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return the arrows that point up in an order with few of them: the next room has the fewest unplaced imports."""
+    """Return the arrows that point up in an order with few such arrows: the next room has fewest unplaced imports."""
     left, placed = {room for arrow in arrows for room in arrow}, dict[str, int]()
     while left:
         missing = {room: sum(here == room and there in left for here, there in arrows) for room in left}

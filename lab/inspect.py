@@ -50,7 +50,7 @@ OPCODES = {
     "LDL": "local memory read: spills",
     "STL": "local memory written: spills",
 }
-"""Instructions that show how a kernel works, and their purposes; after a colon, the purpose in fp8_gemm."""
+"""Instructions that show how a kernel works, each with its purpose; after a colon, the purpose in fp8_gemm."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console)
 
 
 def show_other_configs(kernels: Sequence[Kernel[Any]], console: Console) -> None:
-    """Print the configurations of kernels without their own table, without compiling them."""
+    """Print the configurations of kernels that have no table of their own, without compiling them."""
     title = f"{sum(len(kernel.configs()) for kernel in kernels)} configurations of the other kernels"
     table = _table(title, ("configuration",), ("shared bytes", "threads", "registers"))
     for kernel in kernels:

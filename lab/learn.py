@@ -100,7 +100,7 @@ def values_of(config: LearnConfig, at: Mapping[str, Any], m: int, n: int, k: int
 
 @cache
 def problem(m: int, n: int, k: int, device: str = "cpu") -> Problem:
-    """Cast random matrices; D is NaN."""
+    """Make a problem: cast random matrices, and fill D with NaN."""
     generator = torch.Generator(device).manual_seed(m * 7 + n * 5 + k)
     x, w = (torch.randn(rows, k, generator=generator, device=device, dtype=torch.float32) for rows in (m, n))
     d = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=device)

@@ -44,7 +44,7 @@ def on_pypi() -> dict[str, str]:
 
 
 def newer_than_tried(found: dict[str, str]) -> dict[str, str]:
-    """Return the releases that are newer than the tried ones: their failures are not this package's mistakes."""
+    """Return the releases newer than the tried versions: failures of newer releases are not this package's mistakes."""
     return {name: found[name] for name, version in TRIED.items() if _number(found[name]) > _number(version)}
 
 

@@ -89,13 +89,13 @@ def kernels(
     if not precompile.run(jobs, console):
         return None
     files = files_in(directory)
-    if len(files) != len(jobs):  # some belong to other models, or to older sources
+    if len(files) != len(jobs):  # some files belong to other models, or to older sources
         raise ValueError(f"{directory}: expected the {len(jobs)} kernels of these models, got {len(files)}: remove it")
     return wheel_of(files, ", ".join(models), out)
 
 
 def wheel_of(files: Sequence[Path], models: str, out: Path) -> Path:
-    """Make a wheel of files of kernels, all by one compiler. Each file is read like an entry of the cache."""
+    """Make a wheel of kernels' files, all from the same compiler. Each file is read like an entry of the cache."""
     compilers = {read_entry(file).compiler for file in files}
     if len(compilers) != 1:
         raise ValueError(f"files: expected kernels of one compiler, got those of {sorted(compilers)}")

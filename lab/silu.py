@@ -13,7 +13,7 @@ from deep_gemm.gemm.problem import Problem
 from deep_gemm.moe import activation
 
 SCALE_ERROR = 2.0**-16
-"""Relative error of a scale: a GPU's sigmoid is within 2^-17, and another order of sums changes less."""
+"""Allowed relative error of a scale: a GPU's sigmoid is within 2^-17, and another order of sums changes less."""
 
 
 def right(p: Problem) -> Quantized:
@@ -28,7 +28,7 @@ def right(p: Problem) -> Quantized:
 
 
 def right_on_gpu(p: Problem) -> Quantized:
-    """Compute values and scales by torch from the FP32 product of grouped rows; tensor cores sum both products alike.
+    """Compute values and scales by torch from the FP32 product of grouped rows, which has the tested kernel's sums.
 
     Only the sigmoid differs.
     """
@@ -37,7 +37,7 @@ def right_on_gpu(p: Problem) -> Quantized:
     if not p.epilogue.gates_apart:
         gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
     product = torch.zeros(len(p.a), n, device=p.a.device, dtype=torch.float32)
-    ids = ids_of_groups(p.c, len(p.a), 1)  # finds groups by other code than the tested kernel
+    ids = ids_of_groups(p.c, len(p.a), 1)  # finds groups with different code than the tested kernel
     m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, ids)
     product = product.bfloat16().float() if p.epilogue.gates_apart else product
     y = activation.silu_mul(product, p.limit)

@@ -37,7 +37,7 @@ _TOLD: dict[int, str] = {}
 
 
 def _kept(run: Any) -> Any:
-    """Store NVRTC's cubins beside the simulator's libraries, so that other workers and later runs reuse them."""
+    """Store NVRTC's cubins beside the simulator's libraries, so that other workers and later runs reuse the cubins."""
 
     @wraps(run)
     def found(file_name: str, source: str, headers: Any, options: Any, *, artifact: str) -> Any:
@@ -125,7 +125,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that a run of this size leaves out: see thorough.py."""
+    """Deselect the tests that this run leaves out, by its settings: see thorough.py."""
     if ALL:
         return
     left_out: set[pytest.Item] = set()
@@ -144,7 +144,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _may_be_fewer(item: pytest.Item) -> bool:
-    """Tell whether a run may skip cases: of `combinations` and the simulator; without CI also `few` and operators."""
+    """Tell whether a run may skip a test: `combinations`, the simulator's; without CI also `few` and operators'."""
     if item.get_closest_marker("combinations") or item.path.name.startswith("test_sim_"):
         return True
     return not THOROUGH and bool(item.get_closest_marker("few") or item.path.name.startswith("test_ops_"))
@@ -157,14 +157,14 @@ def _values(item: pytest.Item) -> Iterable[Hashable]:
 
 
 def _told(value: object) -> str:
-    """Compute each parameter's `repr` only once. Its id is the key: cases share parameters and keep them alive."""
+    """Compute a parameter's `repr` only once, with its id as the key: cases share parameters and keep them alive."""
     if id(value) not in _TOLD:
         _TOLD[id(value)] = repr(value)
     return _TOLD[id(value)]
 
 
 _LEFT_OUT: dict[str, int] = {}
-"""Number of tests that this run leaves out, by family. Each worker leaves out the same, and tells the reporter."""
+"""Number of tests that this run leaves out, by family. Each worker leaves out the same tests, and reports them."""
 
 
 def _family(nodeid: str) -> str:

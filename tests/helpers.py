@@ -131,7 +131,7 @@ def dequantize(values: Tensor, scales: Tensor, rows: int = 1) -> Tensor:
 
 
 def product_and_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int) -> tuple[Tensor, Tensor]:
-    """Return the exact A @ B.T in FP64, and how far FP32 arithmetic by the contract may be from it.
+    """Return the exact A @ B.T in FP64, and how far FP32 arithmetic by the contract may be from the exact values.
 
     With u = 2^-24: a block's term T = scale * partial is rounded as the scale and the partial sum are computed, and in
     each addition from this block on. These are at most blocks + 2 roundings, each a factor within 1 +- u. A scale that
@@ -158,7 +158,7 @@ def tensor_core_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: 
 
 
 def rounding_to(dtype: torch.dtype, exact: Tensor, bound: Tensor) -> Tensor:
-    """Widen the bound by one rounding to the output's type."""
+    """Add one rounding to the output's type to the bound."""
     if dtype == torch.float32:
         return bound + (exact.abs() + bound) * FP32_UNIT
     return bound + (exact.abs() + bound) * BF16_UNIT + 2.0**-134
@@ -194,7 +194,7 @@ def group_of_one(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def host_never_waits() -> Iterator[None]:
-    """Raise an error if the host waits for the GPU."""
+    """Raise an error if the host waits for the GPU within the block."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield

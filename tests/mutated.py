@@ -1,4 +1,4 @@
-"""Runs trials of a broken kernel in a process of their own, because it may crash or never end."""
+"""Runs trials of a broken kernel in a separate process, because the kernel may crash or never end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome:
 def try_mutation(
     mutation: Mutation, trials: Sequence[Trial], *, first: int | None = None, seconds: float = 120
 ) -> Outcome:
-    """Break the kernel, then run trials in a process of their own until one notices the mistake.
+    """Break the kernel, then run trials in a separate process until a trial notices the mistake.
 
     Trial `first` runs before all others. The result means something only if the unbroken kernel passes all trials.
     """

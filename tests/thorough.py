@@ -15,7 +15,7 @@ from zlib import crc32
 T = TypeVar("T")
 
 ALL = bool(os.environ.get("DG_TEST_ALL"))
-"""Set before a release, and by anyone who changes a kernel and tests it."""
+"""True before a release, and after a change of a kernel: all tests run."""
 THOROUGH = ALL or bool(os.environ.get("CI"))
 
 
@@ -40,7 +40,7 @@ def mutations(cases: Sequence[T]) -> Sequence[T]:
 
 
 def unbroken(number: int, cases: Sequence[T]) -> Sequence[T]:
-    """Return the trials that an unbroken kernel must pass: one in `number` in CI, a sixth of these elsewhere."""
+    """Return the trials that an unbroken kernel must pass: one in `number` in CI, a sixth of this elsewhere."""
     return cases if ALL else cases[:: number if THOROUGH else 6 * number]
 
 

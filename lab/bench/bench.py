@@ -1,4 +1,4 @@
-"""A value that describes one kind of measurement: each module states its own, and tools loop over all."""
+"""A value that describes one kind of measurement: each module states such a value, and tools loop over all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bench:
 
     name: str
     method: str
-    """The text for the result file that says how it measures."""
+    """The text for the result file that says how times are measured."""
     plan: Callable[[Asked], Steps]
     """Plans the requested run; raises a ValueError with the reason if the run is impossible."""
     tables: Callable[[Report], Iterable[Table | str]]
@@ -46,10 +46,10 @@ class Bench:
     """Names that --only accepts."""
     takes_shapes: bool = True
     has_parts: bool = False
-    """--part selects among its cases."""
+    """True: --part selects among the kind's cases."""
     needs_gpu: Callable[[Asked], bool] = lambda _: True
     drawn_by: str | None = None
-    """Module in this folder that draws it. It needs matplotlib, so it is imported only for a plot."""
+    """Module in this folder that draws a run. It needs matplotlib, so it is imported only for a plot."""
 
 
 def planned(

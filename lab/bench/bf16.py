@@ -38,7 +38,7 @@ def random(*shape: int, device: str) -> Tensor:
 
 
 def work(operations: int, tensors: Sequence[Tensor], ours: Call, in_torch: Call | None, error: Any) -> Work:
-    """Make the work of a product that reads or writes each of these tensors once."""
+    """Return the work of a product that reads or writes each of these tensors once."""
     return of_bytes(operations, sum(x.numel() * x.element_size() for x in tensors), ours, in_torch, error)
 
 
@@ -88,7 +88,7 @@ def counts_of(groups: int, rows: int, device: str) -> Tensor:
 
 
 def contiguous(shape: Shape, device: str = "cuda", *, uneven: bool = False) -> Work:
-    """Make a product of stacked rows, grouped by ids."""
+    """Make a product of rows that are stacked by group, with an id for each row."""
     groups, rows, n, k = shape
     counts = (
         counts_of(groups, rows, device) if uneven else torch.full((groups,), rows, device=device, dtype=torch.int64)
@@ -112,7 +112,7 @@ def contiguous(shape: Shape, device: str = "cuda", *, uneven: bool = False) -> W
 
 
 def masked(shape: Shape, device: str = "cuda") -> Work:
-    """Make a masked product: each group has a count of its rows, and space for at most 4096 rows."""
+    """Make a masked product: each group has space for at most 4096 rows, and a count of the rows in use."""
     groups, rows, n, k = shape
     counts = counts_of(groups, rows, device)
     room = min(4096, 2 * rows)

@@ -39,7 +39,7 @@ SIZES = (
 QUICK_SIZES = (SIZES[0], SIZES[-1])
 TOKENS, QUICK_TOKENS = (1, 16, 64, 256, 1024, 4096), (1, 64, 4096)
 MOST_ERROR = 0.01
-"""Ours and the rival round to BF16 at the same places, but add in another order."""
+"""This package and the rivals round to BF16 at the same steps, but add in different orders."""
 
 
 def shapes_of(*, quick: bool = False) -> list[experts.Shape]:
@@ -63,7 +63,7 @@ class Bf16Experts(few_experts.FewExperts):
     table_key: ClassVar[tuple[Any, ...]] = (None,)
 
     def contenders(self) -> Iterator[Layer]:
-        """Yield every way."""
+        """Yield every way to compute the mixture."""
         x, ids, weights, w1, w2 = self.x, self.topk_ids, self.topk_weights, self.weights.plain1, self.weights.plain2
         yield Layer(OURS, lambda: public.experts(x, ids, weights, w1, w2, out=self.out), parts=layers.parts_of_experts)
         for chain, call in chains_in_bf16(x, ids, weights, w1, w2, with_compiled=x.is_cuda):
@@ -73,7 +73,7 @@ class Bf16Experts(few_experts.FewExperts):
         yield Layer(READ, lambda: read(source))
 
     def given_to_vllm(self, config: Any) -> tuple[Tensor, Tensor, Any]:
-        """Return the weights, without scales."""
+        """Return the weights as vLLM takes them: without scales."""
         return self.weights.plain1, self.weights.plain2, None
 
     def judge(self, out: Tensor) -> tuple[float, str | None]:

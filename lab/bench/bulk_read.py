@@ -1,4 +1,4 @@
-"""The kernel of bulk_read.cuh: a yardstick for kernels that stream weights, timed on the same GPU."""
+"""The kernel of bulk_read.cuh, whose time on the same GPU is compared with kernels that stream weights."""
 
 from __future__ import annotations
 

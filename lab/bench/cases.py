@@ -1,4 +1,4 @@
-"""The products to measure, as data: shapes, sizes of groups, and a lower limit of each one's time."""
+"""The products to measure, as data: shapes, sizes of groups, and a lower limit of each product's time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PEAK_TFLOPS = 1640
 # Times of bulk copies from DRAM into shared memory with a cold L2: (MiB, us), on the same machine.
 COLD_COPY_US = ((1, 2.4), (4, 3.6), (11, 5.7), (15, 6.9), (30, 12.1), (60, 21.4), (117, 37.0), (500, 124.6))
 
-# Dense shapes for comparing kinds that lack a tensorwise product: their times show the GPU's speed on that day.
+# Dense shapes for kinds that lack a tensorwise product: the dense times show the GPU's speed on that day.
 ANCHOR, ANCHOR_SHORT_K = (4096, 4096, 7168), (4096, 7168, 2048)
 
 # Sizes that occur in practice and suit no tile: m, n or k is not a multiple of 128.
@@ -93,7 +93,7 @@ class Case:
     sizes: tuple[int, ...] = ()
     """Rows of each group; for k_grouped, k of each group."""
     is_judged: bool | None = field(default=None, compare=False)
-    """True: a case for judging, to which no choice was tuned; False: choices may be tuned to it; None: a new shape."""
+    """True: a case for judging, to which no choice was tuned; False: a case for tuning; None: a new shape."""
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class Case:
 
     @property
     def fast_shape(self) -> Shape:
-        """Return the dense shape whose fast cuBLASLt product this case is compared with: its own, or an anchor."""
+        """Return the dense shape whose fast cuBLASLt product this case is compared with: for groups, a fixed shape."""
         if self.kind == "dense":
             return self.shape
         short_k = self.kind != "k_grouped" and self.shape[-2:] == ANCHOR_SHORT_K[1:]
@@ -111,7 +111,7 @@ class Case:
 
     @property
     def output_is_fp32(self) -> bool:
-        """Tell whether it is a weight gradient: scales for each row and 128 columns of A and B, added to an FP32 D."""
+        """Tell whether it is a weight gradient: it adds to an FP32 D, and each row's 128 columns have a scale."""
         return self.kind in ("dense_1d1d", "k_grouped")
 
     @property
@@ -121,7 +121,7 @@ class Case:
 
     @property
     def has_own_rivals(self) -> bool:
-        """Tell whether it is compared with other products of its own weights, not with cuBLASLt's fast product."""
+        """Tell whether it is compared with other products of the same weights, not with cuBLASLt's fast product."""
         return self.is_fp4 or self.kind in FINE_KINDS
 
     @property
@@ -197,7 +197,7 @@ def all_cases() -> tuple[Case, ...]:
 
 @cache
 def grid_cases() -> tuple[Case, ...]:
-    """List cases of weights that no choice was tuned to; `grid` has the rule, and marks the cases for judging."""
+    """List cases of weights that no choice was tuned to; grid.py has the rule, and marks the cases for judging."""
     tuned_to = tuned_weights()
     return (
         *(Case("dense", each.shape, is_judged=each.is_judged) for each in grid(tuned_to)),

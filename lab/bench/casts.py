@@ -38,7 +38,7 @@ METHOD = (
 COPY, COMPILED, EAGER = "copy", "compiled", "torch"
 CONTENDERS = (OURS, COPY, COMPILED, EAGER)
 COMPILE_SECONDS = 150
-"""Rivals are compiled until this many seconds have passed; later shapes have no compiled rival."""
+"""Compilation of rivals stops after this many seconds; later shapes have no compiled rival."""
 TOPK, NUM_EXPERTS = 8, 128
 GROUPS, MAX_M = 32, 256
 FINE = 32
@@ -137,7 +137,7 @@ def difference(cast: Cast) -> str | None:
 
 
 def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
-    """Make random input for a cast, and the calls of ours and of torch."""
+    """Make random input for a cast, our call, and the call of torch."""
     m, k = shape
     of_rows, of_columns = m * ceil_div(k, SCALE_BLOCK) * 4, k * ceil_div(m, SCALE_BLOCK) * 4
     if kind in ("silu_cast", "silu_cast_row"):
@@ -335,7 +335,7 @@ COLUMNS = (
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate our times beside a copy's, and beside torch's."""
+    """Tabulate our times beside the times of a copy, and beside torch's."""
     return [table.table_of("casts", COLUMNS, table.lines_of(report))]
 
 

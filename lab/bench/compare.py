@@ -36,7 +36,7 @@ def comparisons(report: Report, mode: str = "cold") -> list[Comparison]:
 def _compare(row: Row, times: dict[tuple[str, str, Shape], float], gpu: str | None) -> Comparison:
     yardstick = times.get((FAST, row.kind, row.shape))  # for groups and weight gradients the time at `fast_shape`
     fast = yardstick if row.kind == "dense" else None
-    if yardstick is None and row.fast_shape:  # older files hold it only in a dense row
+    if yardstick is None and row.fast_shape:  # older files hold this time only in a dense row
         yardstick = times.get((FAST, "dense", row.fast_shape))
     deepgemm = times.get((DEEPGEMM, row.kind, row.shape))
     if deepgemm is None and row.mode == "cold":  # peers were measured cold

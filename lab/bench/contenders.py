@@ -1,6 +1,6 @@
 """The contenders of a case: operands on the GPU, a call for each contender, and the error of its result.
 
-Every error is relative and of the whole result. The right result is the FP64 product of the contender's own operands:
+Every error is the relative error of the whole result. The right result is the FP64 product of a contender's operands:
 the same FP8 values and scales; or the FP8 values alone (the tensorwise product, with one scale, 1); or the BF16
 operands before quantization (`bf16`).
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Weights = TypeVar("Weights")
 Parts = Callable[[Tensor], Iterable[tuple[Tensor, Tensor]]]
-"""Yields parts of an output with their right values, group by group, because FP64 needs eight times the memory."""
+"""Yields parts of an output with the right values, group by group, because FP64 needs eight times the memory."""
 
 OURS, FAST, BLOCKWISE, BF16 = "deep_gemm", "cublaslt_fast", "cublaslt_blockwise", "bf16"
 
@@ -48,7 +48,7 @@ class Contender:
     """Computes and returns the output. A call does not affect later calls."""
     parts: Parts
     reset: Callable[[], object] = lambda: None
-    """Prepares the output for a checked call if all calls share one buffer."""
+    """Prepares the output for a checked call, if all calls write to the same buffer."""
 
     def error(self) -> float:
         """Return the relative error of one call."""
@@ -76,7 +76,7 @@ def contenders_of(case: Case, device: str = "cuda") -> list[Contender]:
 
 
 def _yardstick(case: Case) -> Contender:
-    """Make the dense product that shows the GPU's present speed; it runs in the same rounds as the contenders."""
+    """Make the dense product that shows the GPU's present speed; the product runs in the contenders' rounds."""
     m, n, k = case.fast_shape
     x = _randn(m, k).to(torch.float8_e4m3fn)
     w = _randn(n, k).to(torch.float8_e4m3fn)
@@ -114,7 +114,7 @@ def _dense(case: Case) -> Iterator[Contender]:
 
 
 def blockwise_call(a: Operand, b: Operand) -> Callable[[], Tensor]:
-    """Return a call of cuBLASLt with 1x128 and 128x128 scales: A's m-major, B's with rows padded to 4."""
+    """Return a call of cuBLASLt with 1x128 and 128x128 scales. A's scales are m-major; rows of B's are padded to 4."""
     (x, sa), (w, sb) = a, b
     k_blocks = sb.shape[1]
     padded_m, padded_blocks = ceil_div(x.shape[0], 4) * 4, ceil_div(k_blocks, 4) * 4
@@ -223,7 +223,7 @@ def _k_grouped(case: Case) -> Iterator[Contender]:
 
 
 def _weights(groups: int, n: int, k: int, *, keep_bf16: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Make BF16 weights (empty unless kept), and FP8 values and scales, group by group to save memory."""
+    """Make BF16 weights (empty without `keep_bf16`), and FP8 values and scales, group by group to save memory."""
     w = _empty(groups if keep_bf16 else 0, n, k)
     b = torch.empty(groups, n, k, dtype=torch.float8_e4m3fn)
     sb = torch.empty(groups, ceil_div(n, 128), ceil_div(k, 128), dtype=torch.float32)
@@ -280,7 +280,7 @@ def parts_of(places: Sequence[tuple[int, Any]], a: Operand, weight_of: Callable[
 
 
 def kept(make: Callable[[int, int, int], Weights]) -> _lru_cache_wrapper[Weights]:
-    """Cache a maker of weights for the last groups, n, k and device, because consecutive cases share weights."""
+    """Make a function keep the weights that it last made, because consecutive cases share weights."""
 
     @lru_cache(maxsize=1)
     def weights_of(groups: int, n: int, k: int, device: str) -> Weights:

@@ -1,6 +1,6 @@
 """Mixtures of experts over the processes of a group: the layer, its dispatch and its combine, compared with rivals.
 
-Either every process has a GPU, or none has. Rank 0 sends the measured rows to the process that started all ranks.
+Either all processes have a GPU, or no process has. Rank 0 sends measured rows to the process that started all ranks.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ NUMBERS = MEANING.count(", "), MEANING.count(", ") + 1
 REPEATS, WARM_UPS = 30, 3
 REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
-"""With more tokens the decode form with collectives, which sums for all tokens of all processes, sends too much."""
+"""With more tokens the decode form with collectives sends too much: each process sums for the tokens of all."""
 AHEAD_CYCLES = 2_000_000
-"""Clock cycles, about a millisecond, that a GPU sleeps before a replay, so that every host can launch in time."""
+"""Clock cycles, about a millisecond, that a GPU sleeps before a replay, so that every process can launch in time."""
 SECONDS = 120
 """Time limit of a process that waits for another one."""
 METHOD = (
@@ -79,7 +79,7 @@ METHOD = (
     f"another function, near them; {distributed_training.METHOD}"
 )
 Weights = dict[str, tuple[Operand, Operand]]
-"""Weights of both products, by the kind of rows that come of them."""
+"""Weights of both products, by the kind of layer that is timed: with FP8 or with FP4 weights."""
 MODELS = ((256, 6, 4096, 2048), (384, 6, 7168, 3072), (256, 8, 7168, 2048))
 TOKENS = (1, 8, 32, 128, 512, 1024, 4096, 8192)
 SHAPES: tuple[Shape, ...] = tuple(
@@ -152,7 +152,7 @@ def is_trained(shape: Shape) -> bool:
 
 
 def _weights(experts: int, hidden: int, intermediate: int, device: torch.device) -> Weights:
-    """Make weights for this process's experts: in FP8, and others in FP4."""
+    """Make weights for this process's experts: a pair in FP8, and a different pair in FP4."""
     here, makers = owned_experts(experts), {LAYER: weights_of, LAYER_FP4: fp4_experts.weights_of}
     return {kind: make(here.stop - here.start, hidden, intermediate, str(device))[:2] for kind, make in makers.items()}
 
@@ -204,7 +204,7 @@ class Step:
 
 
 class Work:
-    """The tokens of this process, and the ways to compute them."""
+    """The tokens of this process, and the ways to compute their mixture."""
 
     def __init__(self, kind: str, shape: Shape, weights: tuple[Operand, Operand], device: torch.device) -> None:
         self.kind, self.shape, self.weights, self.device = kind, shape, weights, device
@@ -226,7 +226,7 @@ class Work:
         self.mega = mega_moe.MegaCall(self.x, self.ids, self.p, weights, experts) if has_mega else None
 
     def steps(self) -> Iterator[Step]:
-        """Yield all timed steps. Weights change the whole layer alone, so the ways there and back come once."""
+        """Yield all timed steps. Only the whole layer depends on the weights' type, so sends are timed for one type."""
         x, ids, p, layer, fused = self.x, self.ids, self.p, self.layer, self.fused
         yield Step(self.kind, GROUP, lambda: layer(x, ids, p))
         if self.has_fixed:
@@ -240,7 +240,7 @@ class Work:
             yield from self._ways()
 
     def _ways(self) -> Iterator[Step]:
-        """Yield the way of rows to the experts and the way of sums back, of each form."""
+        """Yield the sending of rows to the experts, and the sending of sums back, of each form."""
         x, ids, p, layer = self.x, self.ids, self.p, self.layer
         if self.fused is not None:
             yield from self._fused_ways(self.fused)
@@ -271,7 +271,7 @@ class Work:
         yield Step(COMBINE, FUSED, _replayed(combine, self.device))
 
     def check(self) -> str | None:
-        """Check that the forms agree on every process; return a sentence about the first difference, or None."""
+        """Check that all forms give the same results on every process; return a text about a difference, or None."""
         layers = {"decode": (self.layer, self.layer(self.x, self.ids, self.p))} if self.has_fixed else {}
         if self.fused is not None:
             layers["peer_memory"] = (self.fused, self._of_one_process())
@@ -293,7 +293,7 @@ class Work:
         return int(count)
 
     def _of_one_process(self) -> Tensor:
-        """Compute like one process with all experts: each route alone, so that no rank rounds, then their sum."""
+        """Compute like one process with all experts: each route alone, so that no rank rounds, then the routes' sum."""
         routes = [
             self.layer(self.x, self.ids[:, [j]], torch.ones_like(self.p[:, [j]])) for j in range(self.ids.shape[1])
         ]
@@ -340,7 +340,7 @@ class Replayed:
 
 
 def _replayed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return the call as a CUDA graph, or unchanged on a CPU."""
+    """Return the call as a CUDA graph; on a CPU, return it unchanged."""
     return call if device.type == "cpu" else Replayed(call)
 
 
@@ -376,7 +376,7 @@ def _timed(kind: str, shape: Shape, make: Callable[[], Any], clock: Clock, only:
 
 
 def plan(asked: Asked) -> Steps:
-    """Plan mixtures over processes, one for each GPU; without GPUs, small mixtures over Gloo."""
+    """Plan timings of mixtures of experts: one process for each GPU, or small mixtures over Gloo if there is no GPU."""
     gpus = torch.cuda.device_count()
     count = asked.processes if asked.processes is not None else gpus or 2
     if count < 1 or (gpus and count > gpus):
@@ -397,7 +397,7 @@ def plan(asked: Asked) -> Steps:
 
 
 def tables(report: Report) -> list[Table | str]:
-    """Tabulate the time of each contender, and the extra time of the fastest one over the products alone."""
+    """Tabulate each contender's time, and how much longer the fastest one takes than the products alone."""
     found: dict[tuple[str, Shape], dict[str, Row]] = {}
     for row in report.rows:
         found.setdefault((row.kind, row.shape), {})[row.contender] = row

@@ -24,7 +24,7 @@ from .linear import relative_error
 
 STEP = "ep_step"
 MOST_ERROR = 2.0**-8
-"""Gradients of weights have the same operands as on one process, but BF16 rounds sums in another order."""
+"""Gradients of weights have the same operands as on one process, but sums are rounded to BF16 in another order."""
 SHAPES: tuple[Shape, ...] = ((128, 8, 16384, 2048, 768), (64, 8, 8192, 4096, 1536), (32, 8, 4096, 7168, 2048))
 """The mixtures of `bench training`, with the tokens shared by two processes."""
 METHOD = (
@@ -41,7 +41,7 @@ def local_ids(topk_ids: Tensor, first: int, count: int) -> Tensor:
 
 
 class Training:
-    """The tokens of this process, and its step. Every process draws the tokens of all."""
+    """The tokens and the training step of this process. Every process draws the tokens of all processes."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         experts, topk, tokens, hidden, inner = shape
@@ -70,7 +70,7 @@ class Training:
         self.layer(self.x, self.ids, self.p).backward(self.grad)
 
     def check(self) -> str | None:
-        """Compare this process's weight gradients with one process's for all tokens; return any difference."""
+        """Compare this process's weight gradients with a single process's for all tokens; describe any difference."""
         self.step()
         w1, w2 = (each.detach().requires_grad_() for each in self.layer.parameters())
         x, grad, p = self.of_all
@@ -112,9 +112,9 @@ class Training:
 
 
 def routes_of_all(experts: int, topk: int, tokens: int, skew: int, processes: int) -> Tensor:
-    """Draw different experts for each token of all processes; every process draws the same.
+    """Draw different experts for each token of all processes; every process draws the same experts.
 
-    With `skew` s, expert i in a random order of all experts has a probability proportional to 1 / (i + 1)^s.
+    With `skew` s, the i-th expert in a random order has a probability proportional to 1 / (i + 1)^s.
     """
     g = torch.Generator().manual_seed(0)
     likely = (torch.arange(experts) + 1.0).pow(-skew)[torch.randperm(experts, generator=g)]

@@ -56,7 +56,7 @@ class Heads:
         self.operations, self.bytes = 2 * b * h * r * d, (b * h * r + h * d * r) + b * h * d * 2 + scales
 
     def calls(self) -> dict[str, Call]:
-        """Return every way, by name."""
+        """Return every way to compute the products, by name."""
         return {
             OURS: lambda: fp8_einsum(EXPRESSION, (self.a[0], self.laid), self.w, self.out),
             ROW_MAJOR: lambda: fp8_einsum(EXPRESSION, self.a, self.w, self.out),

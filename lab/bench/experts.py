@@ -57,14 +57,14 @@ def shapes_of(*, quick: bool = False) -> list[Shape]:
 
 
 class Weights(NamedTuple):
-    """Weights of all experts, and their values in BF16."""
+    """Weights of all experts, and the same weights in BF16."""
 
     w1: Operand
     w2: Operand
     plain1: Tensor
     plain2: Tensor
     fp8: tuple[Operand, Operand] | None = None
-    """Nearly the same values in FP8, if `w1` and `w2` are FP4."""
+    """Nearly the same weights in FP8, if `w1` and `w2` are FP4."""
 
 
 WeightsOf = Callable[[int, int, int, str], Weights]
@@ -104,7 +104,7 @@ def weights_of(num_experts: int, hidden: int, intermediate: int, device: str) ->
 
 
 def _weights(num_experts: int, n: int, k: int, device: str) -> tuple[Operand, Tensor]:
-    """Make values as a cast of normal numbers would; the largest of a block is about 4.2 deviations."""
+    """Make FP8 values like a cast of normal numbers; a block's largest number is about 4.2 standard deviations."""
     values = torch.empty(num_experts, n, k, dtype=torch.float8_e4m3fn, device=device)
     plain = torch.empty(num_experts, n, k, dtype=torch.bfloat16, device=device)
     blocks = ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)
@@ -137,7 +137,7 @@ class Experts:
         self.work = Work(self.kind, shape, operations, used * of_weights + 2 * tokens * hidden * 2)
 
     def contenders(self) -> Iterator[Layer]:
-        """Yield every way."""
+        """Yield every way to compute the mixture."""
         x, ids, weights, (w1, w2, plain1, plain2, _) = self.x, self.topk_ids, self.topk_weights, self.weights
         yield Layer(OURS, lambda: public.experts(x, ids, weights, w1, w2, out=self.out), parts=layers.parts_of_experts)
         yield Layer(ALONE, self._products(), parts=lambda names: [FIRST, SECOND] if len(names) == 2 else None)
@@ -211,7 +211,7 @@ COLUMNS = (
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate our times, and means of their ratios by weights."""
+    """Tabulate our times, and for each weight the means of ratios to other times."""
     lines = table.lines_of(report)
     ratios = (
         ((str(line.row.shape[0]), table.name_of(line.row.shape[3:])), (line.over(line.us(BF16)),)) for line in lines

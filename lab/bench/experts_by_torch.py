@@ -1,6 +1,6 @@
 """A mixture of experts as chains of torch operations: BF16 with `grouped_mm`, and our products with casts in torch.
 
-The host does not wait for the GPU, so every way can be captured in a graph.
+The host waits for the GPU in none of these chains, so each chain can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..casts import cast_by_torch
 from .layers import ACTIVATION, CAST, FIRST, GATHER, ROUTING, SECOND, Steps
 
 MOST_COMPILED = 256
-"""Most shapes that one function is compiled for. Above torch's default of 8, further shapes would run uncompiled."""
+"""The most shapes that one function is compiled for. With torch's default, 8, the ninth shape would run uncompiled."""
 
 
 class Routes(NamedTuple):
@@ -58,7 +58,7 @@ def summed(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
 
 
 def summed_by_product(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
-    """Add up each token's weighted rows as a batch of small BF16 products."""
+    """Add up each token's weighted rows: one small BF16 product for each token, all in one batch."""
     rows = y.index_select(0, row_of).view(*weights.shape, -1)
     return torch.bmm(weights.to(y.dtype)[:, None], rows)[:, 0]
 
@@ -105,7 +105,7 @@ _COMPILED: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}
 
 
 def steps_with_casts(x: Tensor, topk_ids: Tensor, weights: Tensor, w1: Operand, w2: Operand, out: Tensor) -> Steps:
-    """List the layer's steps with our products, but all other work in eager torch, as before there were kernels."""
+    """List the layer's steps with our products, but with all other work in eager torch instead of in our kernels."""
     now: dict[str, Any] = {}
     num_experts = w1[0].shape[0]
 

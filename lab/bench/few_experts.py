@@ -59,10 +59,10 @@ class FewExperts(experts.Experts):
 
     kind: ClassVar[str] = "few_experts"
     table_key: ClassVar[tuple[Any, ...]] = ("fp8_w8a8", 128, 128)
-    """The key in vLLM's table, apart from the number of experts and their width."""
+    """The key of a configuration in vLLM's table, without the number and the width of experts."""
 
     def contenders(self) -> Iterator[Layer]:
-        """Yield every way."""
+        """Yield every way to compute the mixture."""
         x, ids, weights, (w1, w2, *_) = self.x, self.topk_ids, self.topk_weights, self.weights
         yield Layer(OURS, lambda: public.experts(x, ids, weights, w1, w2, out=self.out), parts=layers.parts_of_experts)
         yield self.of_vllm()
@@ -70,7 +70,7 @@ class FewExperts(experts.Experts):
         yield Layer(READ, lambda: read(source))
 
     def of_vllm(self) -> Layer:
-        """Return the mixture by vLLM's kernels."""
+        """Return the way that uses vLLM's kernels."""
         theirs: list[Tensor] = []
         return Layer(
             VLLM,
@@ -85,7 +85,7 @@ class FewExperts(experts.Experts):
         return TUNED if find(self.work.shape[0], self.work.shape[-1], *self.table_key) else UNTUNED
 
     def given_to_vllm(self, config: Any) -> tuple[Tensor, Tensor, Any]:
-        """Return the weights in vLLM's layout, and the settings that its `config` makes from their scales."""
+        """Return the weights in vLLM's layout, and the settings that vLLM's `config` makes from the weights' scales."""
         (w1, s1), (w2, s2) = self.weights.w1, self.weights.w2
         return w1, w2, config.fp8_w8a8_moe_quant_config(s1, s2, block_shape=[128, 128])
 
@@ -98,7 +98,7 @@ class FewExperts(experts.Experts):
 
 
 def time_lines(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield a line for each row with parts: its kernels' times, then our products' names or vLLM's error.
+    """Yield a line for each row with parts: the kernels' times, then the names of our products, or vLLM's error.
 
     >>> of_vllm = {"error": 0.01, "config": TUNED, "parts": {"fused": 6.0, "sum": 3.0}}
     >>> list(time_lines([Row("few_experts", (4, 2, 6, 256, 128), VLLM, "cold", **of_vllm)]))

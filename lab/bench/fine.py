@@ -32,7 +32,7 @@ SAID: dict[str, dict[str, Any]] = {
     f"{OURS}_64x64": {"recipe": (1, 64, 64)},
     f"{OURS}_1x32": {"recipe": (1, 1, 32)},
 }
-"""Recipes that a caller passes for fine scales, by contender."""
+"""Recipes that a caller passes for scales below 128x128, by contender."""
 SIDES = {
     name: scales_of((said.get("recipe"), said.get("recipe_a"), said.get("recipe_b")))
     for name, said in {USUAL: {}, **SAID}.items()
@@ -54,7 +54,7 @@ MS = (1, 16, 64, 256, 1024, 4096)
 ROWS = (4, 16, 48, 256)
 """Rows of each group."""
 GROUPS = ((8, 4096, 7168), (8, 7168, 2048), (32, 3072, 3072), (32, 3072, 1536), (48, 4608, 5120), (48, 5120, 2304))
-"""Experts `(groups, n, k)`: two that tiles were tuned to, and a model's experts on one of eight ranks."""
+"""Weights of experts `(groups, n, k)`: two weights that tiles were tuned to, and a model's on one of eight ranks."""
 QUICK: dict[str, tuple[Shape, ...]] = {
     FINE_DENSE: ((1, 4608, 5120), (16, 5120, 288), (64, 576, 5120), (1024, 4096, 7168), (4096, 4608, 5120)),
     "fine_masked": ((8, 16, 4096, 7168), (32, 48, 3072, 1536)),
@@ -95,7 +95,7 @@ class Weights:
 
 
 def quantized(w: Tensor, of: Scales) -> Operand:
-    """Cast a weight like its checkpoint and its loader."""
+    """Cast a weight as a model's checkpoint and loader do."""
     fine = of != PER_BLOCK
     if of.rows > 1:
         return per_block_cast_to_fp8(w, fine, of.columns)

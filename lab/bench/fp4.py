@@ -29,9 +29,9 @@ SHORT = {READ: "read", FP8: "fp8"}
 """Short names of contenders for tables."""
 PARTS = {True: "judged", False: "fitted", None: ""}
 PRODUCT = "product"
-"""The part of a rival's call that its longest kernel takes."""
+"""The name of the time that the longest kernel of a rival's call takes."""
 FEW, MANY, LARGE_BYTES = 64, 1024, 29e6
-"""Numbers of rows that separate the means of ratios. Up to FEW rows, weights are also split at this FP8 size."""
+"""Numbers of rows that separate the means of ratios. Up to FEW rows, weights also split at LARGE_BYTES in FP8."""
 METHOD = (
     "FP4: normal weights by quantize_mxfp4, scales as words; deep_gemm_fp8: our product of the same shape with weights "
     "in FP8, 128x128; bulk_read: a kernel that brings as many bytes as the FP4 product must move from DRAM into shared "

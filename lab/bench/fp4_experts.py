@@ -71,7 +71,7 @@ class Fp4Experts(experts.Experts):
     kind: ClassVar[str] = "fp4_experts"
 
     def contenders(self) -> Iterator[Layer]:
-        """Yield every way."""
+        """Yield every way to compute the mixture."""
         given = self.x, self.topk_ids, self.topk_weights
         assert self.weights.fp8 is not None
         ways = ((OURS, (self.weights.w1, self.weights.w2), self.out), (FP8, self.weights.fp8, self.out_of_eager))

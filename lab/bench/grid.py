@@ -5,15 +5,15 @@ The rule for dense shapes, stated only here:
 - Weights `[n, k]` are the weights of one of 1, 2, 4 or 8 ranks of each model in `cli/models.py` and of the dense
   models below, experts' weights included, each once. Numbers of ranks that cannot share a model are left out.
   Weights of `cases.all_cases`, and weights that the cost model was fitted to, are left out: choices were tuned to them.
-- Every second weight, in order of bytes, is used with three values of m, seven positions apart in `MS`. The next
+- Every other weight, in order of bytes, is used with three values of m, seven positions apart in `MS`. The next
   weight starts one position later, so that small and large weights meet every m. Products above `MOST_OPERATIONS`
-  are left out. Every fifth used weight is for fitting, with all its m; the others are only for judging.
+  are left out. Every fifth used weight is for fitting, with all three m; the rest are only for judging.
 
 The rule for groups:
 
 - Weights `[n, k]` are FP8 weights of experts of each model in `cli/models.py`. Either 1, 8 or 32 ranks share out whole
   experts, or each of 2, 4 or 8 ranks has a part of every expert. Weights that choices were tuned to are left out.
-- Every second weight, in order of bytes, is used with three kinds of groups, whose average rows are five positions
+- Every other weight, in order of bytes, is used with three kinds of groups, whose average rows are five positions
   apart in `ROWS`; the next weight starts with the next kind, one position later. Products above `MOST_OPERATIONS`
   are left out, and products whose largest tensor exceeds `MOST_BYTES`.
 - Every fifth used weight is for fitting.
@@ -30,17 +30,17 @@ from deep_gemm.core.check.layout import align
 MS = (1, 3, 7, 16, 24, 48, 80, 128, 150, 200, 320, 500, 700, 1000, 1500, 2300, 3000, 4096, 5000, 8192)
 RANKS = (1, 2, 4, 8)
 EVERY = 2
-"""Every second of the sorted weights is used."""
+"""Every other one of the sorted weights is used."""
 MS_OF_A_WEIGHT, MS_APART = 3, 7
 FITTED_EVERY = 5
 MOST_OPERATIONS = 2e12
-"""The FP64 check of a slower product would take a large part of the run."""
+"""The FP64 check of a product with more operations would take a large part of the run."""
 MOST_BYTES = 8 << 30
 ROOM = 4096
 """Rows that each group of a masked product has space for."""
 GROUPED_KINDS = ("contiguous", "contiguous_uneven", "masked", "k_grouped")
 ROWS = (2, 5, 12, 24, 50, 100, 180, 300, 500, 800, 1300, 2500)
-"""Average rows of each group; along k, average depth rounded to whole blocks, at least one."""
+"""Average rows of each group; for groups along k, the average depth, rounded to at least one whole block."""
 EXPERT_RANKS, WIDTH_RANKS = (1, 8, 32), (2, 4, 8)
 
 
@@ -73,7 +73,7 @@ DENSE_MODELS = {
 
 
 class GridShape(NamedTuple):
-    """One shape, and its part: for judging or for fitting."""
+    """One shape, and whether it is for judging or for fitting."""
 
     shape: tuple[int, int, int]
     is_judged: bool

@@ -16,7 +16,7 @@ from .layers import COPY, EAGER
 from .numerics import in_tf32
 
 METHOD = (
-    "random normal operands; shapes are m, n, k, splits, 0 of which are a single result; torch: A to FP32, a TF32 "
+    "random normal operands; shapes are m, n, k, splits (0: a single result); torch: A to FP32, a TF32 "
     "product, squares summed, in as many parts; copy: reads half as many bytes as A and B have, and writes them; our "
     "results checked against FP64 sums on the same GPU"
 )
@@ -49,7 +49,7 @@ def work_of(shape: Shape, device: str = "cuda") -> Work:
 
 
 def in_torch(p: HcProblem) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same in torch: a TF32 product and a sum for each split."""
+    """Compute the same results by torch: a TF32 product and a sum of squares for each split."""
     splits, wide = p.d.shape[0], p.a.float()
     parts = zip(wide.tensor_split(splits, 1), p.b.tensor_split(splits, 1), strict=True)
     products = torch.stack([in_tf32(rows, vectors) for rows, vectors in parts])
@@ -57,7 +57,7 @@ def in_torch(p: HcProblem) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def difference(p: HcProblem) -> float:
-    """Return the larger difference of D and the sums of squares from the reference on the same device."""
+    """Return the larger of D's and the sums of squares' differences from the reference on the same device."""
     p.d.fill_(torch.nan), p.sqr_sum.fill_(torch.nan)
     compute(p)
     right = p._replace(d=torch.empty_like(p.d), sqr_sum=torch.empty_like(p.sqr_sum))

@@ -53,7 +53,7 @@ Call = Callable[[], Any]
 
 
 def measure(*, add: Add, announce: Announce) -> None:
-    """Measure a launch, calls of layers and products, then torch's, then calls with a new m and with a new weight."""
+    """Measure a launch, calls of layers and products, then torch's calls, then calls with a new m or a new weight."""
     sound = []
     for name, shape, call in chain(layer_calls("cuda"), public_calls("cuda")):
         announce(name)
@@ -75,9 +75,9 @@ def measure(*, add: Add, announce: Announce) -> None:
 
 
 def in_turn(calls: Sequence[Call], rounds: int = ROUNDS, in_a_row: int = CALLS) -> list[Spread]:
-    """Time each of these calls, in microseconds. Each round makes every call many times in a row, in turn.
+    """Time each of these calls, in microseconds. A round takes the calls in turn, each many times in a row.
 
-    So a machine that is slow at first, or now and then, slows all calls equally.
+    A machine that is slow at first, or now and then, then slows all calls equally.
     """
     for call in calls:
         for _ in range(in_a_row):

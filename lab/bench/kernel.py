@@ -51,7 +51,7 @@ def timed(trial: Trial, flush: L2Flush) -> tuple[Spread, float]:
     """Check a trial's results, and time its launches; return the error as a fraction of the allowed error."""
     with kept() as made:
         part = trial.run()
-    calls = recorded(made[0], flush)  # a second item, if any, is the comparison's
+    calls = recorded(made[0], flush)  # a second item, if any, was made by the comparison
     return Spread.of([busy_us([each for each in call if not each.name.startswith("Memcpy")]) for call in calls]), part
 
 

@@ -38,7 +38,7 @@ class Work(NamedTuple):
 
     @property
     def floor_us(self) -> float | None:
-        """Return a lower limit of its time, or None for a work without a product."""
+        """Return a lower limit of the work's time, or None without a product."""
         return None if self.operations is None else round(floor_of(self.operations, self.bytes), 3)
 
 
@@ -67,11 +67,11 @@ class Kinds:
     """Pause before each shape: after a long shape a warm GPU would run the next one at a lower clock."""
     with_yardsticks: bool = True
     outputs: Sequence[Output] = ()
-    """Outputs of our dense products; their kernels are compiled beforehand, on all processors."""
+    """Outputs of our dense products. Kernels with these outputs are compiled beforehand, on all processors."""
     takes_new: bool = True
     """A shape that no kind lists belongs to the first kind whose shapes have the same number of sizes."""
     completed: Callable[[Shape], Shape] = lambda shape: shape
-    """Fills in missing sizes of a requested shape."""
+    """Completes a requested shape with sizes that may be omitted."""
 
     def bench(
         self,
@@ -98,7 +98,7 @@ class Kinds:
         ]
 
     def chosen(self, shapes: Sequence[Shape]) -> list[tuple[str, Shape]]:
-        """List these shapes, each once for every kind that lists it."""
+        """Return each of these shapes with the name of every kind that lists the shape."""
         found, new = [], {}
         for name, shape in reversed(self.shapes_of()):
             new[len(shape)] = name
@@ -126,7 +126,7 @@ class Kinds:
         )
 
     def rows_of(self, kind: str, shape: Shape, work: Work, flush: L2Flush, only: Sequence[str] = ()) -> list[Row]:
-        """Check and time the contenders of a work. A contender that fails leaves the reason in its row."""
+        """Check and time the contenders of a work. If a contender fails, its row holds the reason."""
         calls: dict[str, Call] = {}
         failed: dict[str, str] = {}
         for name, call in work.calls.items():

@@ -37,9 +37,9 @@ ROUTING, CAST, ACTIVATION, GATHER = "routing", "cast", "activation", "weighted g
 FIRST, SECOND = "product 1", "product 2"
 
 Parts = Callable[[Sequence[str]], Sequence[str] | None]
-"""Maps the names of a call's kernels to their parts; None if the names do not tell."""
+"""Names the part of each kernel of a call, from the kernels' names; None if the names do not tell the parts."""
 Steps = Sequence[tuple[str, Callable[[], Any]]]
-"""Parts of a chain, each with its call."""
+"""The steps of a chain: a part's name, and the call that computes the part."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Layer:
     """The contender. If several layers share a name, the fastest counts."""
     call: Callable[[], Any]
     chain: str | None = None
-    """A name for one of several ways that share a contender's name."""
+    """A name that tells this way from other ways of the same contender."""
     parts: Parts = lambda names: None
     steps: Steps = ()
     """Steps that `call` runs one after the other, if kernels' names do not tell the parts."""
     error: Callable[[], float] | None = None
-    """Returns a rival's error, after its last call."""
+    """Returns the error of a rival's last call."""
     table: Callable[[], str] | None = None
-    """Names the table of a rival's configuration, after its last call."""
+    """Names the table from which a rival's last call took its configuration."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Work:
     operations: int
     bytes: int
     cast_bytes: int = 0
-    """Number of bytes that the copy moves."""
+    """Number of bytes that the copy moves for comparison with the cast."""
 
     def row(self, contender: str, **more: Any) -> Row:
-        """Make a contender's row. A copy and a read have no operations."""
+        """Make a contender's row. The rows of a copy and of a read count no operations."""
         if contender in (COPY, READ):
             count = self.cast_bytes if contender == COPY else self.bytes
             return Row(self.kind, self.shape, contender, "cold", bytes=count, **more)

@@ -43,7 +43,7 @@ MOST_AT_ONCE = 1 << 26
 
 
 def shapes_of(*, quick: bool = False) -> list[tuple[int, int, int]]:
-    """List the weights that the dense benchmark measures with many m, each with a few m."""
+    """List shapes: the weights that the dense benchmark measures with many values of m, here with a few values."""
     count = Counter(case.shape[1:] for case in all_cases() if case.kind == "dense")
     weights = [weight for weight, cases in count.items() if cases > 2]
     return [(m, n, k) for n, k in weights[: 2 if quick else None] for m in (QUICK_MS if quick else MS)]
@@ -74,7 +74,7 @@ class Linear:
         self.work = Work("linear", (m, n, k), 2 * m * n * k, count, cast_bytes=m * k * 3 + m * blocks * 4)
 
     def contenders(self) -> Iterator[Layer]:
-        """Yield every way. Each way writes to its own memory."""
+        """Yield every way to compute the layer. Each way writes to separate memory."""
         x, w, d = self.x, self.w, self.d
         a = m_major(per_token_cast_to_fp8(x))
         cast: list[Quantized] = []
@@ -91,7 +91,7 @@ class Linear:
         yield Layer(EAGER, lambda: [call() for _, call in steps], steps=steps)
 
     def _in_bf16(self, library: str) -> Tensor:
-        """Compute the layer by torch, with one of its two libraries."""
+        """Compute the layer by torch, with one of the two libraries that torch can use for products."""
         if not self.x.is_cuda:
             return self.x @ self.plain.t()
         torch.backends.cuda.preferred_blas_library(library)

@@ -29,7 +29,7 @@ MEAN_CONTEXTS: dict[Shape, float] = {
     (1, 1, 64, 128, 131072): 95638.0,
     (4, 1, 64, 128, 131072): 149789.5,
 }
-"""Sequences, tokens of each, heads, depth, context; and the mean context in the measurement of DeepGEMM."""
+"""Number of sequences, tokens of each, heads, depth, context; and the mean context when DeepGEMM was measured."""
 # DeepGEMM 2.6.1 does not support shapes with four tokens.
 PAGED_SHAPES: tuple[Shape, ...] = (*MEAN_CONTEXTS, (256, 4, 64, 128, 8192), (256, 4, 32, 128, 8192))
 METADATA_SHAPES = tuple((*shape[:2], shape[4]) for shape in MEAN_CONTEXTS if shape[2] == 64)
@@ -74,7 +74,7 @@ def paged_mqa_logits(shape: Shape, *, device: str = "cuda") -> Work:
 
 
 def difference(p: PagedLogits) -> float:
-    """Return the difference of our logits of some sequences from the reference's; NaN if a needed logit is missing."""
+    """Return how far our logits of some sequences are from the reference's; NaN if a needed logit is missing."""
     p.logits.fill_(torch.nan)
     api.compute(p)
     next_n = p.q.shape[1]

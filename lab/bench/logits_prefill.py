@@ -46,7 +46,7 @@ def causal_problem(shape: Shape, *, clean: bool, device: str) -> MqaLogits:
 
 
 def in_torch(p: MqaLogits) -> Tensor:
-    """Compute the logits by torch's products, of all keys for every query."""
+    """Compute the logits by torch's products, for every query and all keys."""
     queries, heads, depth = p.q.shape
     keys = (p.keys.float() * p.scales[:, None]).to(torch.bfloat16)
     out = torch.empty(queries, len(keys), device=p.q.device, dtype=torch.float32)
@@ -59,7 +59,7 @@ def in_torch(p: MqaLogits) -> Tensor:
 
 
 def difference(p: MqaLogits) -> float:
-    """Return the difference of our logits from the reference's, for some queries; NaN if their ranges differ."""
+    """Return how far our logits of some queries are from the reference's; NaN if the logits' ranges differ."""
     p.logits.fill_(torch.nan)
     api.compute(p)
     rows = torch.linspace(

@@ -46,13 +46,13 @@ def gpu_state() -> GpuState:
     """Read the clock and power of the current GPU."""
     try:
         return _nvml_state()
-    except Exception:  # if NVML's bindings are missing, too old or fail, the measurement must go on
+    except Exception:  # the measurement must go on if NVML's bindings are missing, are too old, or fail
         figures = (*_smi(), None, None)[:2]
         return GpuState(*(_number(figure) for figure in figures))
 
 
 def git_state() -> tuple[str, bool | None]:
-    """Return the commit, and whether the package differs from it; ("unknown", None) outside a checkout."""
+    """Return the commit, and whether the package differs from the commit; ("unknown", None) outside a checkout."""
     git = ("git", "-C", str(PACKAGE))
     if not _output(*git, "ls-files", "__init__.py"):  # an installed package may be inside some other checkout
         return "unknown", None

@@ -26,7 +26,7 @@ TOLERANCE = 0.01
 
 
 class MegaCall:
-    """FP8 tokens in a buffer, and the call that computes them."""
+    """FP8 tokens in a buffer, and the call that computes their mixture."""
 
     def __init__(self, x: Tensor, ids: Tensor, p: Tensor, weights: tuple[Operand, Operand], experts: int) -> None:
         (tokens, topk), hidden, intermediate = ids.shape, x.shape[1], weights[0][0].shape[1] // 2
@@ -48,12 +48,12 @@ class MegaCall:
         return self.buffer.calls is None
 
     def __call__(self) -> Tensor:
-        """Compute the tokens."""
+        """Compute the mixture."""
         self.function(self.y, *self.weights, self.buffer)
         return self.y
 
     def is_near(self, right: Tensor) -> bool:
-        """Tell whether the result is near the layer's, which casts and weights at other steps."""
+        """Tell whether the result is near the layer's; the layer casts, and applies routes' weights, at other steps."""
         return bool(calc_diff(self(), right) < TOLERANCE)
 
 

@@ -1,6 +1,6 @@
 """Measure the error of every product against FP64, by depth and distribution of operands, beside cuBLASLt and BF16.
 
-Each result has two relative errors, of the whole result. `error` is the error of the arithmetic alone: it compares the
+Each whole result has two relative errors. `error` is the error of the arithmetic alone: it compares the
 result with the FP64 product of the multiplied numbers. `error_with_cast` is the error that a model sees: it compares
 the result with the FP64 product of the numbers before the cast.
 """
@@ -54,7 +54,7 @@ METHOD = (
     "product of 2^16 and small ones of 2^(16-gap), shape: gap, error: share of the small ones' sum that is lost"
 )
 MOST_ERROR = 0.05
-"""If our `error` exceeds this, the result is wrong. A rival's error may exceed it."""
+"""If our `error` exceeds this limit, the result is wrong. A rival's error may exceed the limit."""
 M, N = 256, 256
 FEW_ROWS = 16
 DEPTHS = tuple(1 << e for e in range(7, 17))
@@ -79,7 +79,7 @@ class Way:
 
 
 Numbers = Callable[[int, int, int], tuple[Tensor, Tensor]]
-"""Draws X `[m, k]` and W `[n, k]` in BF16 for m, n and k."""
+"""Draws X `[m, k]` and W `[n, k]` in BF16, given m, n and k."""
 Make = Callable[[Shape, Numbers], Iterator[Way]]
 
 
@@ -106,7 +106,7 @@ def steps(*, quick: bool = False) -> list[Step]:
 
 
 def measure(chosen: Sequence[Step], device: str, *, add: Add, announce: Announce) -> None:
-    """Compute each product in every way on this device, and compare."""
+    """Compute each product in every way on this device, and compare the results with FP64."""
     for kind, shape, operands in chosen:
         announce(f"{kind} {'x'.join(map(str, shape))} {operands}")
         torch.manual_seed(0)
@@ -116,7 +116,7 @@ def measure(chosen: Sequence[Step], device: str, *, add: Add, announce: Announce
 
 
 def row_of(kind: str, shape: Shape, operands: str, way: Way) -> Row:
-    """Compute a product once, and compare. A way that raises an error leaves the reason in its row."""
+    """Compute a product once, and compare it with FP64. If the way raises an error, the row gets the reason."""
     row = partial(
         Row, kind, shape, way.contender, MODE, operands=operands, output=str(way.output).removeprefix("torch.")
     )
@@ -156,7 +156,7 @@ def heavy(rows: int, k: int) -> Tensor:
 
 
 def positive(rows: int, k: int) -> Tensor:
-    """Draw magnitudes of normal numbers: nothing cancels, and every sum grows with k."""
+    """Draw the magnitudes of normal numbers: no terms cancel, and every sum grows with k."""
     return torch.randn(rows, k, dtype=torch.float32).abs()
 
 
@@ -190,7 +190,7 @@ def exact(a: Tensor, b: Tensor) -> Result:
 
 
 def into(shape: Sequence[int], dtype: torch.dtype, call: Callable[[Tensor], object]) -> Result:
-    """Make an output full of NaN, and return a function that runs the call on it and returns it."""
+    """Make an output full of NaN, and return a function that runs the call on this output and returns the output."""
     d = torch.full(tuple(shape), torch.nan, dtype=dtype)
 
     def run() -> Tensor:
@@ -201,7 +201,7 @@ def into(shape: Sequence[int], dtype: torch.dtype, call: Callable[[Tensor], obje
 
 
 def fp8_of_blocks(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Scale each 128x128 block of B. Rivals multiply the same numbers, cast with their own scales or uncast."""
+    """Scale each 128x128 block of B. Rivals multiply the same numbers, cast with other scales or not cast."""
     m, n, k = shape
     x, w = numbers(m, n, k)
     a, b, asked = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w), exact(x, w)
@@ -265,7 +265,7 @@ def fp8_contiguous(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def fp8_masked(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Multiply counted rows; here every row counts."""
+    """Multiply masked rows, here all rows of each group."""
     groups, m, n, k = shape
     x, w = of_groups(groups, m, n, k, numbers)
     a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
@@ -372,7 +372,7 @@ def linear_layer(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Compute a mixture of two experts, both for each token; k is `hidden`. `given` casts at the layer's steps."""
+    """Compute a mixture of two experts; each token has both. k is `hidden`. `given` casts at the layer's steps."""
     tokens, intermediate, k = shape
     x, w1 = numbers(tokens, 4 * intermediate, k)
     w1 = (w1.float() * k**-0.5).bfloat16().view(2, 2 * intermediate, k)
@@ -387,7 +387,7 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     def chain(
         first: Tensor, second: Tensor, to: Callable[[Tensor], Tensor], cast: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Add up both experts' results; `to` rounds the result of a product, and `cast` rounds its operand."""
+        """Add up both experts' results; `to` rounds the results of products, and `cast` rounds the operands."""
         results = []
         for expert in range(2):
             gate, up = to(cast(x) @ first[expert].t()).chunk(2, 1)
@@ -409,9 +409,9 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 # Bits that tensor cores drop
 
 BIG = 8
-"""Exponent of both factors of the big product, one product for each row, in the first 32 of k."""
+"""Exponent of both factors of the big product; each row has one big product, in the first 32 columns of k."""
 GAPS = tuple(range(8, 24))
-"""The small products are smaller than the big one by these powers of two. FP32 holds the sum for each gap."""
+"""The small products are smaller than the big product by these powers of two. FP32 holds the sum for each gap."""
 ONE_BIG: Mapping[str, slice] = {
     "one_big_same_step": slice(1, 32),
     "one_big_same_block": slice(32, 128),
@@ -421,7 +421,7 @@ ONE_BIG: Mapping[str, slice] = {
 
 
 def one_big_operands(kind: str, gap: int) -> tuple[Tensor, Tensor]:
-    """Make A `[m, k]` and B `[n, k]` that FP8 holds; the small products are `gap` powers of two below the big one."""
+    """Make A `[m, k]` and B `[n, k]` of FP8 numbers; small products are `gap` powers of two below the big product."""
     a, b, at = torch.zeros(M, 256, dtype=torch.float32), torch.zeros(N, 256, dtype=torch.float32), ONE_BIG[kind]
     a[:, 0], b[:, 0] = 2.0**BIG, 2.0**BIG
     exponent = 2 * BIG - gap
@@ -430,7 +430,7 @@ def one_big_operands(kind: str, gap: int) -> tuple[Tensor, Tensor]:
 
 
 def one_big(kind: str) -> Make:
-    """Multiply one big pair, and small pairs in the same 32 of k, in the same 128, or in the next 128."""
+    """Multiply one big pair, and small pairs in the same 32 columns of k, in the same 128, or in the next 128."""
 
     def make(shape: Shape, numbers: Numbers) -> Iterator[Way]:
         (gap,) = shape

@@ -1,7 +1,7 @@
-"""Times of rivals, measured beside this package in one process: `peers.json`, one session for each GPU.
+"""Times of rivals, measured beside this package in one process: `peers.json` has one run for each GPU.
 
-Absolute times do not carry over to another day or machine; ratios within one session do. So a run on the same GPU
-reads here the ratio of DeepGEMM's time to the time of cuBLASLt's fast product.
+Absolute times do not carry over to another day or machine; ratios within one run do. So a later run on this GPU
+takes the ratio of DeepGEMM's time to the time of cuBLASLt's fast product from this file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .timing import Spread
 
 DEEPGEMM = "deepgemm"
 HostTimes = dict[str, dict[str, float]]
-"""Microseconds that a call occupies its thread: by the name of the call, then by contender."""
+"""Microseconds that a call occupies the thread that makes it: by the name of the call, then by contender."""
 
 
 @cache
 def sessions() -> dict[str, Report]:
-    """Return each GPU's session as a report of cold times, by the GPU's full name."""
+    """Return each GPU's run as a report of cold times, by the GPU's full name."""
     peers = json.loads(PEERS_FILE.read_text())
     cases = {(case.kind, case.shape): case for case in all_cases()}
     reports = {}
@@ -44,16 +44,16 @@ def sessions() -> dict[str, Report]:
 
 @cache
 def host_times(gpu: str) -> HostTimes:
-    """Return the host times of a GPU's session."""
+    """Return the host times of a GPU's run."""
     peers = json.loads(PEERS_FILE.read_text())
     (times,) = (session["host_us"] for session in peers["sessions"] if session["gpu"] == gpu)
     return dict(times)
 
 
 def deepgemm_ratio_to_fast(gpu: str | None, kind: str, shape: Shape) -> float | None:
-    """Return DeepGEMM's time over the fast product's in this GPU's session; None if the session lacks one of them.
+    """Return DeepGEMM's time over the fast product's in this GPU's run; None if the run lacks one of the two.
 
-    The fast product has the same shape; for groups and weight gradients it has the shape of their dense anchor.
+    The fast product has the same shape; for groups and weight gradients, that of the dense product for comparison.
     """
     return _ratios(gpu).get((kind, shape)) if gpu in sessions() else None
 

@@ -23,7 +23,7 @@ NAMES = {
     "deepgemm": "DeepGEMM 2.5.0 (estimate)",
 }
 GAP = 1.5
-"""Space between families of shapes, in units of one shape's space."""
+"""Space between shapes with different weights, in units of one shape's space."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def draw(report: Report, path: Path) -> None:
     compared = [each for each in comparisons(report) if each.row.us is not None]
     if not compared:
         raise ValueError(f"a plot needs cold times of {OURS}, and this run of bench {report.kind} has none")
-    # Grouped runs have dense rows only as yardsticks, and dense_1d1d has no comparable product.
+    # Grouped runs have dense rows only for comparison, and no rival computes a product like dense_1d1d.
     shown = [each for each in compared if (each.row.kind == "dense") == (report.kind == "dense")]
     places = arrange(shown or compared)
     figure = Figure(figsize=(16, 10), layout="constrained")
@@ -60,7 +60,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def arrange(compared: Sequence[Comparison]) -> list[Place]:
-    """Place shapes with the same weights (a family) side by side, by growing m; families of one or two come last."""
+    """Place shapes with the same weights side by side, by growing m; weights with one or two shapes come last."""
     families: dict[str, list[Comparison]] = {}
     for each in compared:
         families.setdefault(_family(each.row), []).append(each)

@@ -70,7 +70,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def panels_of(report: Report) -> dict[str, list[Pair]]:
-    """Return one panel for each weight: its layers by growing number of tokens, if times of their parts are known."""
+    """Return a panel for each weight: the layers whose parts' times are known, by growing number of tokens."""
     known = {(row.shape, row.contender): row for row in report.rows if row.parts and row.us and not row.failed}
     panels: dict[str, list[Pair]] = {}
     for shape in sorted({shape for shape, _ in known}, key=lambda shape: (weight_of(shape), tokens_of(shape))):

@@ -41,9 +41,9 @@ METHOD = (
     "operands quantized 1x128 / 128x128; errors relative, of the whole output, beside FP64 products of the same "
     "operands; floor: larger of operations at 1640 TFLOPS and the cold bulk copy of the bytes"
 )
-# Rounding explains relative errors of 2^-9.2 and 2^-22; the rest is for bits that FP8 tensor cores drop.
+# Rounding explains relative errors of 2^-9.2 and 2^-22; the limits also allow for bits that FP8 tensor cores drop.
 MAX_ERROR_BF16, MAX_ERROR_FP32 = 4e-3, 1e-3
-# For shorter calls the host's launches, not the kernels, limit the rate of calls.
+# With shorter calls the host's launches, not the kernels, limit the rate of calls.
 SUSTAINED_FROM_US = 50
 # Pause between the FP64 products of the checks, which use much power, and the timing of kernels.
 SETTLE_SECONDS = 0.05
@@ -145,7 +145,7 @@ def made(case: Case) -> list[Contender]:
 
 
 def product_alone(calls: Iterable[Kernels]) -> dict[str, float]:
-    """Return the time of each call's longest kernel: the product, not the cast."""
+    """Return the median time of each call's longest kernel, which is the product, not the cast."""
     return {fp4.PRODUCT: statistics.median(max(kernel.us for kernel in kernels) for kernels in calls)}
 
 
@@ -197,7 +197,7 @@ def chosen(shape: Shape, output: Output) -> GemmConfig | DecodeConfig | None:
 
 
 def configurations(cases: Iterable[Case]) -> list[GemmConfig | DecodeConfig]:
-    """List each configuration of dense products with fine scales once, to compile all of them in parallel."""
+    """List each configuration of dense products with scales below 128x128 once, to compile all of them in parallel."""
     found = (config_of(case, name) for case in cases if case.kind == FINE_DENSE for name in fine.OUTPUTS)
     return [config for config in dict.fromkeys(found) if config is not None]
 

@@ -43,7 +43,7 @@ class Row:
     operations: int | None = None
     bytes: int | None = None
     fast_shape: Shape | None = None
-    """The dense shape of the `cublaslt_fast` product that is this case's yardstick."""
+    """The dense shape of the `cublaslt_fast` product that this case is compared with."""
     is_judged: bool | None = None
     """True if the case is only for judging; None for new shapes, and in files older than this field."""
     kernels: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Row:
     bias: float | None = None
     """Mean of the differences away from zero, divided by the mean magnitude."""
     peak_bytes: int | None = None
-    """Peak of the bytes that a training step allocates."""
+    """The most bytes that a training step has allocated at a time."""
     sm_mhz: float | None = None
     power_w: float | None = None
     failed: str | None = None
@@ -94,7 +94,7 @@ class Row:
 
     @property
     def fraction_of_floor(self) -> float | None:
-        """Return the floor divided by the median time; 1 is the fastest that the machine allows."""
+        """Return the lower limit of the time divided by the median time; 1 is the fastest that the machine allows."""
         return self.floor_us / self.us if self.us and self.floor_us else None
 
 

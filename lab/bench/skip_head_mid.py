@@ -1,4 +1,4 @@
-"""Products that write parts of heads, compared with the plain product of that size. Cold, on a GPU."""
+"""Products that write parts of heads, compared with the plain product of equal size. Cold, on a GPU."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class IntoHeads:
         self.operations, self.bytes = 2 * m * n * k, (m + n) * k + m * n * 2 + of_scales
 
     def calls(self) -> dict[str, Call]:
-        """Return both ways, by name."""
+        """Return the calls of both products, by name."""
         return {
             OURS: lambda: fp8_gemm_nt_skip_head_mid(self.a, self.b, self.d, HEADS),
             ALONE: lambda: fp8_gemm_nt(self.a, self.b, self.plain),
         }
 
     def verdict(self) -> Verdict:
-        """Compute both products, and judge the parts and the gaps between them."""
+        """Compute both products, and judge D's parts and the gaps between these parts."""
         self.d.fill_(UNTOUCHED)
         for call in self.calls().values():
             call()

@@ -18,7 +18,7 @@ Ratios = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: a row, all rows of its kind and shape by contender, and DeepGEMM's estimated time."""
+    """A line of a table: a row, all rows of the same kind and shape by contender, and DeepGEMM's estimated time."""
 
     row: Row
     others: Mapping[str, Row]
@@ -95,7 +95,7 @@ def new_table(title: str, gap: int = 3) -> Table:
 
 
 def shape(heading: str, part: slice = slice(None)) -> Column:
-    """Make a column of the rows' shapes, or of a part of them."""
+    """Make a column of the rows' shapes, or of a part of each shape."""
     return Column(heading, lambda line: name_of(line.row.shape[part]), is_left=True)
 
 

@@ -22,7 +22,7 @@ import torch
 from deep_gemm.testing.bench import L2_FLUSH_BYTES
 
 WARM_UPS = 3
-# Fills before the first call. If the profiler loses events at its start, it loses these.
+# Fills before the first call. If the profiler loses events when it starts, it loses these fills.
 LEADING_FILLS = 3
 SUSTAINED_SECONDS = 0.4
 SUSTAINED_CHUNKS = 5
@@ -59,10 +59,10 @@ class Spread:
 
 
 class L2Flush:
-    """A fill of 512 MB, and its name in the profiler's record."""
+    """A fill of 512 MB, and the fill's name in the profiler's record."""
 
     def __init__(self) -> None:
-        # FP64, because no contender launches a fill of that type.
+        # FP64, because no contender launches a fill of FP64 numbers.
         self._buffer = torch.empty(L2_FLUSH_BYTES // 8, dtype=torch.float64, device="cuda")
         self.name = self._learn_name()
 
@@ -113,7 +113,7 @@ def recorded(
 
     try:
         return kernels_of_calls(profiled(work), flush.name, order)
-    except PairingError:  # the profiler may drop events when it swaps buffers, so try a second time
+    except PairingError:  # the profiler may drop events when it swaps buffers, so record once more
         return kernels_of_calls(profiled(work), flush.name, order)
 
 
@@ -197,7 +197,7 @@ def span_us(kernels: Kernels) -> float:
 
 
 def busy_us(kernels: Sequence[KernelEvent]) -> float:
-    """Measure the time in which at least one kernel ran. The kernels must be in order of their starts.
+    """Measure the time during which at least one kernel ran. The kernels must be in order of their starts.
 
     >>> busy_us([KernelEvent("makes maps", 10, 2), KernelEvent("begins meanwhile", 11, 5), KernelEvent("last", 20, 1)])
     7.0

@@ -50,12 +50,12 @@ METHOD = (
 )
 EXPERTS, LINEAR, REGRESSION = "train_experts", "train_linear", "train_regression"
 KEPT = "deep_gemm, casts kept"
-"""A batch after the first one between two optimizer steps: the weights are cast already."""
+"""A batch after the first batch between two optimizer steps: the weights are already cast."""
 ROWS, AO, AO_COMPILED = "deep_gemm by rows", "torchao rowwise", "torchao rowwise compiled"
 CONTENDERS = (OURS, KEPT, ROWS, AO, AO_COMPILED, BF16)
 STEP, FORWARD = "step", "forward"
 MOST_ERROR = 0.1
-"""The same as `TYPICAL_OF_EXPERTS` of the tests: six operands are rounded to FP8."""
+"""The largest allowed error. `TYPICAL_OF_EXPERTS` of the tests explains it: six operands are rounded to FP8."""
 SHAPES: tuple[Shape, ...] = (
     (128, 8, 32768, 2048, 768),
     (64, 8, 16384, 4096, 1536),
@@ -118,7 +118,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
-    """Make all ways to compute a layer, with the same parameters."""
+    """Return all ways to compute a layer, which share the same parameters."""
     said: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     if kind_of(shape) == LINEAR:
         tokens, n, k = shape
@@ -143,7 +143,7 @@ def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
 
 
 def linear_contenders() -> list[str]:
-    """List the ways to compute a linear layer."""
+    """Name the ways to compute a linear layer."""
     return [name for name in CONTENDERS if name not in (AO, AO_COMPILED) or find_spec("torchao") is not None]
 
 
@@ -158,12 +158,12 @@ def converted(name: str, model: torch.nn.Module) -> Any:
         float8.convert_to_float8_training(model, config=replace(config, emulate=emulates))
     if name != AO_COMPILED:
         return model
-    torch._dynamo.reset()  # an earlier layer must not make torch compile for any shape, or give up
+    torch._dynamo.reset()  # after earlier layers torch would compile for any shape, or not at all
     return torch.compile(model, dynamic=False)
 
 
 def learned(shape: Shape, device: str, only: Sequence[str] = ()) -> list[Row]:
-    """Train two layers in each way, on the same numbers, and return the losses at the end."""
+    """Train a model of two layers in each way, on the same numbers, and return the losses at the end."""
     tokens, width, inner, steps = shape
     rows = []
     for name in linear_contenders():
@@ -209,7 +209,7 @@ def work_of(shape: Shape) -> tuple[int, int]:
 
 
 def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list[Row]:
-    """Compare the result of each requested layer, and time it: whole steps, and forward alone."""
+    """Check the result of each requested layer, and time the layer: whole steps, and forward alone."""
     operations, moved = work_of(shape)
     floor_us = round(floor_of(3 * operations, moved), 3)
     rows = []
@@ -237,7 +237,7 @@ def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list
 
 
 def error_of(layers: dict[str, Layer], name: str = OURS) -> float:
-    """Find the largest relative error of the result and the gradients.
+    """Return the largest relative error of the result and of the gradients.
 
     If a GPU's memory cannot hold the gradients of both ways, only some experts' gradients are compared.
     """
@@ -274,7 +274,7 @@ def parts_of(events: Sequence[KernelEvent]) -> dict[str, float]:
     for event in sorted(events, key=lambda event: event.start_us):
         if end is not None and event.start_us > end + LAUNCH_US:
             named.append((WAIT, event.start_us - end))
-        # Time in which the previous kernel still ran does not count twice.
+        # Time during which the previous kernel still ran does not count twice.
         us = event.us if end is None else max(0.0, event.start_us + event.us - max(end, event.start_us))
         named.append((event.name[:MAX_NAME], us))
         end = max(end or 0.0, event.start_us + event.us)

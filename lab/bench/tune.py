@@ -1,7 +1,7 @@
-"""Tests whether the chosen tile is the fastest: every promising tile is timed beside it, cold, in rotating order.
+"""Tests whether the chosen tile is the fastest: every promising tile is timed too, cold, in rotating order.
 
 The first of two rounds times every tile whose modelled cost is near the lowest, with a few calls each. The second
-round times the best tiles and the chosen tile again, with more calls. Only it judges, so luck in the first cannot win.
+round times the best tiles and the chosen tile again, with more calls. Only its times decide: luck cannot win.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Time:
-    """The time of one tile."""
+    """The measured time of one tile."""
 
     tile: Tile
     config: str
@@ -85,12 +85,12 @@ class Judgement:
 
     @property
     def best(self) -> Time:
-        """Return the fastest entrant, which may be the chosen tile."""
+        """Return the fastest tile, which may be the chosen tile."""
         return min((self.chosen, *self.rivals), key=lambda time: time.spread.us)
 
     @property
     def ratio(self) -> float:
-        """Return the chosen tile's time over the best one's."""
+        """Return the chosen tile's time divided by the best tile's."""
         return self.chosen.spread.us / self.best.spread.us
 
 
@@ -113,7 +113,7 @@ def build(config: GemmConfig | DecodeConfig) -> None:
 
 
 def judge(contest: Contest, flush: L2Flush) -> Judgement:
-    """Time the entrants with new operands, which are freed afterwards."""
+    """Time the contest's tiles with new operands, which are freed afterwards."""
     p = random_problem(contest.case.shape, contest.output)
 
     def times(entrants: Sequence[Estimate], repeats: int) -> list[Time]:

@@ -1,6 +1,6 @@
 """The command `python -m lab tune --fit`: fit the cost model's constants to measured times, and judge its choices.
 
-A choice is judged by its regret: the extra time of the chosen tile over the fastest timed tile. The fit searches
+A choice is judged by its regret: how much longer the chosen tile takes than the fastest timed tile. The fit searches
 constants with small regrets in the products for fitting, and with right times too. A regret changes in jumps, so it
 is smoothed: each tile counts as chosen in part, and counts more the closer its cost is to the lowest.
 """
@@ -74,7 +74,7 @@ class Product:
 
     @property
     def kind(self) -> str:
-        """Return the name of its kind for tables."""
+        """Return the name of the product's kind for tables."""
         return self.output.work.name or "dense"
 
     def tiles(self) -> dict[str, Tile]:
@@ -146,7 +146,7 @@ _GROUPED = [
 
 @dataclass(frozen=True)
 class Regret:
-    """Regret: the extra time of chosen tiles over the fastest tiles."""
+    """Regret: how much longer chosen tiles take than the fastest tiles."""
 
     of: str
     count: int
@@ -177,7 +177,7 @@ def regrets(products: Iterable[Product], gpu: Gpu, timings: Timings) -> list[Reg
 
 
 def regret(product: Product, gpu: Gpu, timings: Timings) -> float:
-    """Return the extra time of the chosen tile over the fastest, as a fraction; an untimed tile counts as slowest."""
+    """Return the chosen tile's extra time over the fastest tile, as a fraction; an untimed tile counts as slowest."""
     us = product.us.get(product.chosen(gpu, timings).name, max(product.us.values()))
     return us / product.best_us - 1
 
@@ -199,7 +199,7 @@ class _Search:
         return statistics.fmean(self.losses)
 
     def take_if_better(self, timings: Mapping[str, Timings]) -> bool:
-        """Keep these constants if they are better; tell whether they are."""
+        """Keep these constants if they are better than the present ones; tell whether they are."""
         losses = [
             case.loss(timings[case.gpu.name]) if timings[case.gpu.name] is not self.timings[case.gpu.name] else before
             for case, before in zip(self.cases, self.losses, strict=True)
@@ -212,7 +212,7 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Case:
-    """A product, its tiles, and the extra time of each tile over the best."""
+    """A product, its tiles, and how much longer each tile takes than the best tile."""
 
     product: Product
     gpu: Gpu

@@ -1,8 +1,8 @@
 """Estimate DeepGEMM's time in this run: its times from another day, scaled by yardsticks timed on both days.
 
-DeepGEMM does not run here; `family.json` holds its measured times. A copy shows the present speed of memory, and
-torch's BF16 product the present speed of arithmetic. The file tells which yardstick scales a shape. On another GPU
-than the file's there is no estimate, only the yardsticks.
+This run does not contain DeepGEMM; `family.json` holds its measured times. A copy shows the present speed of memory,
+and torch's BF16 product the present speed of arithmetic. The file tells which yardstick scales a shape. On another GPU
+than the file's, only the yardsticks are timed, and nothing is estimated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Yardsticks:
-    """Microseconds of both yardsticks in one run, and the full name of its GPU."""
+    """Microseconds of both yardsticks in one run, and the full name of the run's GPU."""
 
     gpu: str | None
     copy_us: float
@@ -73,7 +73,7 @@ def rows_of(spreads: dict[str, Spread]) -> list[Row]:
 
 
 def yardsticks_of(report: Report) -> Yardsticks | None:
-    """Find both yardsticks in a result file; None if it lacks one."""
+    """Find both yardsticks in a result file; None if the file lacks one of the two."""
     rows: dict[tuple[str, Shape, str], Row] = {(row.kind, row.shape, row.contender): row for row in report.rows}
     found = [rows.get((kind, shape, CONTENDER[kind])) for kind, shape in ((COPY, COPY_SHAPE), (PRODUCT, PRODUCT_SHAPE))]
     copy_us, product_us = (row.us if row is not None else None for row in found)
@@ -89,5 +89,5 @@ def _family() -> dict[str, Any]:
 
 @cache
 def _times() -> dict[tuple[str, Shape], tuple[float, str]]:
-    """Return DeepGEMM's time for each kind and shape, and its yardstick."""
+    """Return DeepGEMM's time for each kind and shape, and the name of the yardstick that scales this time."""
     return {(row["kind"], tuple(row["shape"])): (row["us"], row["by"]) for row in _family()["rows"]}

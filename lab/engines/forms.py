@@ -27,7 +27,7 @@ class Form(NamedTuple):
     arguments: str
     releases: str
     right: str
-    """An expression that is true if the call returned and wrote the right results; `result` is its return value."""
+    """An expression that is true if the call returned and wrote the right results; `result` is the returned value."""
     gives: str = ""
     """A name under which later forms use the result."""
 

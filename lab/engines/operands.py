@@ -32,7 +32,7 @@ def near(got: Tensor, x: Tensor, y: Tensor) -> bool:
 
 
 def near_rows(got: Tensor, x: Tensor, y: Tensor, ids: Tensor) -> bool:
-    """Tell whether rows are `near` x times their group's weight. A row without a group is zero, or unchanged."""
+    """Tell whether each row is `near` x times the group's weight. A row without a group is zero, or unchanged."""
     owned = [ids == group for group in range(len(y))]
     return all(near(got[of], x[of], w) for of, w in zip(owned, y, strict=True))
 

@@ -1,4 +1,4 @@
-"""Functions of engines that plugins replace or call: tests whether a wheel has them as the plugins expect."""
+"""Functions of engines that plugins replace or call: tests whether a wheel has these functions as plugins expect."""
 
 from __future__ import annotations
 

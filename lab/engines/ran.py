@@ -16,7 +16,7 @@ MODELS = {
     "deepseek_v3": "DeepSeek-V3",
     "deepseek_v4": "DeepSeek-V4",
 }
-"""Titles of models for the page, by their names in files."""
+"""Titles of models for the page, by the models' names in files."""
 
 FORMS = {"": "", "_row": " by rows", "_bf16": " in BF16"}
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -42,5 +42,5 @@ def ran() -> str:
 
 
 def _has_plugin(run: Mapping[str, Any]) -> bool:
-    """Tell whether the plugin computed a run. Some files only show it by their count of the plugin's calls."""
+    """Tell whether the plugin computed a run. Some files show this only by the number of the plugin's calls."""
     return run["who"].startswith("plugin") or any(call.startswith("plugin's") for call in run.get("calls", ()))

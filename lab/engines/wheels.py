@@ -14,14 +14,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 Uses = dict[str, set[str]]
-"""The keywords of each attribute, from all calls of it."""
+"""The keywords of each attribute, from all calls of the attribute."""
 
 MODULES = ("utils", "layout", "math", "testing")
 NEWEST = ("vllm", "sglang", "lmdeploy")
 COPIES = re.compile(r"(^|/)third_party/deep_gemm/|^deep_gemm/")
 """Files of a wheel's own copy of another deep_gemm, which are not read."""
 _MODULE = re.compile(r"^(_?(dg|deep_gemm)|_?(import|get)_deep_gemm)$")
-"""Names of modules, and of functions that return one."""
+"""Names of modules, and of functions that return a module."""
 _IMPORTED = re.compile(r"(^|third_party\.)deep_gemm(\.|$)")
 _PASSING = re.compile(r"\.utils\.deep_gemm$")
 """An engine's module whose functions pass keywords to deep_gemm's functions of the same names."""

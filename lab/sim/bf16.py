@@ -57,7 +57,7 @@ class Bf16Trial(ProductTrial):
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16Trial:
-        """Draw sizes around a tile's edges; non-contiguous axes have any size. Each slice has at least one k-block."""
+        """Draw sizes around a tile's edges, any size for non-contiguous axes. Each slice has at least one k-block."""
         draw = draws(config, seed)
         blocks = draw.randint(config.slices, 2 * config.slices + 2)
         return cls(

@@ -24,7 +24,7 @@ class Bf16CountedTrial(Bf16DepthsTrial):
     on_gpu_alone: bool = True
     """True: the host cannot read the counts."""
     told: tuple[int, ...] = ()
-    """Wrong depths that the GPU reads, if any; then `more_rows` does not apply."""
+    """Wrong depths that the GPU reads instead of `ks`, if any; then `more_rows` does not apply."""
     more_rows: int = 70
 
     @classmethod

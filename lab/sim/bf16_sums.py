@@ -51,7 +51,7 @@ def run(
 
 @dataclass(frozen=True)
 class SumTrial(ProductTrial):
-    """One sum of products, in slices that an unmutated kernel adds up."""
+    """One sum of products, in slices that a kernel without mutations adds up."""
 
     kernel = BF16_GEMM
     works = (SUM,)
@@ -67,7 +67,7 @@ class SumTrial(ProductTrial):
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> SumTrial:
-        """Draw products, slices across several products, and sizes around a tile's edges."""
+        """Draw the number of products, slices that cross several products, and sizes around a tile's edges."""
         draw = draws(config, seed)
         products, blocks = draw.randint(1, 4), draw.randint(1, 2)
         return cls(

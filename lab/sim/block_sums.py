@@ -1,4 +1,4 @@
-"""Products whose D has sums of blocks in the simulator, with the sources and parameters that a GPU gets."""
+"""Products that also add up blocks of D's columns, in the simulator, with the sources and parameters of a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .trial import Trial
 
 @dataclass(frozen=True)
 class BlockSumsTrial(Trial):
-    """One product by `fp8_gemm`, and tokens among its columns, before and behind them."""
+    """One product by `fp8_gemm`, and tokens whose ids are among the product's columns, before or behind them."""
 
     kernel: ClassVar[Kernel[Any]] = FP8_GEMM
     config: GemmConfig
@@ -40,7 +40,7 @@ class BlockSumsTrial(Trial):
 
     @classmethod
     def takes(cls, config: Any) -> bool:
-        """Take products that add up blocks."""
+        """Accept products that add up blocks."""
         return bool(config.epilogue.sums_blocks)
 
     @classmethod
@@ -66,7 +66,7 @@ class BlockSumsTrial(Trial):
         return block_sums_problem(a, b, sums[:, :-3], recipes, **softmax)
 
     def results(self, kernel: HostKernel | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the kernel, and give sums and chosen logits."""
+        """Run the kernel, and return the sums and the chosen logits."""
         problem, softmax = self.problem(), self.problem().softmax
         assert softmax is not None
         p, tensors = launch.prepared(problem, self.config), {"chosen": softmax["chosen"]}
@@ -80,7 +80,7 @@ class BlockSumsTrial(Trial):
         return found["d"], found["chosen"]
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare sums and chosen logits with the exact ones, within what rounding of logits and powers explains."""
+        """Compare sums and chosen logits with exact values; allow what rounding of logits and powers explains."""
         (sums, chosen), p = self.results(kernel), self.problem()
         if p.of_b is None:
             logits, allowed = exact_and_allowed(p, torch.float32, 1, units_of_step(self.how))
@@ -102,6 +102,6 @@ class BlockSumsTrial(Trial):
 
 
 class Bf16BlockSumsTrial(BlockSumsTrial):
-    """The same by `bf16_gemm`."""
+    """The same trial for products by `bf16_gemm`."""
 
     kernel = BF16_GEMM

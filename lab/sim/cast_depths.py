@@ -28,7 +28,7 @@ from .trial import Trial
 
 OUTPUTS = ("columns", "column_scales", "values", "scales", "activated", "activated_scales", "sums")
 OF_BF16 = 2.0**-7
-"""Elements are rounded to BF16 first, and may differ by one BF16 number from the reference's; so may their scale."""
+"""Elements are rounded to BF16 first, and may be the BF16 number next to the reference's. So may a scale."""
 OF_SUMS = 2.0**-15
 """Allowed error of sums: a GPU's sigmoid is within 2^-17, and sums are rounded in another order."""
 
@@ -95,7 +95,7 @@ class DepthsTrial(Trial):
         return GroupedRows(counts, counts.cumsum(0, dtype=torch.int32), token_of)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare casts of tokens bit for bit, and SiLU's results within a step of FP8."""
+        """Compare casts of tokens bit for bit, and SiLU's results with an error of up to one step of FP8."""
         groups = self.groups
         if len(groups.token_of) == 0:
             return 0.0

@@ -61,7 +61,7 @@ def run_kernel(
     grid: Callable[[int], int],
     **how: Unpack[How],
 ) -> None:
-    """Cast like a module's `run`, into the outputs of `p`, on simulated SMs; `grid` gets their number."""
+    """Cast like a module's `run`, into the outputs of `p`, on simulated SMs; `grid` gets the number of SMs."""
     tensors = {name: each for name, each in p._asdict().items() if isinstance(each, Tensor)}
     read, to = ({name: tensors[name] for name in tensors if (name in written) == is_written} for is_written in (0, 1))
     stage = Stage(config, read, to, aligned, **how)
@@ -117,7 +117,7 @@ class RowTrial(Trial):
         draw = random.Random(seed)
         step = max(config.vector, config.to.format.per_byte)
         m, k = draw.randint(1, 60), draw.randint(1, 600 // step) * step
-        if config.lanes > 32 and draw.random() < 0.5:  # may exceed the columns that the lanes hold at a time
+        if config.lanes > 32 and draw.random() < 0.5:  # a row may have more columns than the lanes hold at a time
             m, k = (
                 draw.randint(1, 9),
                 draw.randint(1, (PIECES + 1) * config.lanes * max(config.vector, 4) // step) * step,

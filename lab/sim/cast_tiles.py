@@ -46,7 +46,7 @@ def check(
 ) -> None:
     """Compare the casts of `x` `[m, k]` with the reference's, bit for bit: values `[m, k]`, and `[k, m]`.
 
-    Rows of both are `padding` elements apart, which must stay unchanged. `is_m_major`: scales have the layout that
+    `padding` elements between rows of values must stay unchanged. `is_m_major`: scales have the layout that
     products load. `is_whole`: the kernel gets the largest magnitude of each column of x, which then has one scale.
     """
     of_columns = Target(1, config.block, rounds_up, min_amax)
@@ -125,7 +125,7 @@ class TileTrial(Trial):
 
 @dataclass(frozen=True)
 class TurnedTrial(Trial):
-    """Matrices whose blocks are transposed: one configuration, sizes, seed and schedule."""
+    """Casts of matrices that transpose blocks: one configuration, sizes, seed and schedule."""
 
     kernel = cast_tiles.KERNEL
     config: TileCastConfig
@@ -171,7 +171,7 @@ def matrix(trial: TileTrial) -> Tensor:
     ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed), dtype=torch.float32) * 3
     x[:, :128] = ordinary.to(dtype)
     x[:, 256:384] = ordinary[:, : max(min(k - 256, 128), 0)] * 2.0**-115
-    if dtype == torch.float32 and k > 128:  # quotients that need the division's last step, also for tiny scales
+    if dtype == torch.float32 and k > 128:  # quotients that need the division's last step, also with tiny scales
         hard = hard_quotients()
         rows = torch.arange(m) % len(hard)
         x[:, 128:256] = (

@@ -18,7 +18,7 @@ from .simulate import SimulationError
 from .trial import Trial
 
 SECONDS_BETWEEN_LINES = 5
-"""Seconds between lines of progress, without a terminal."""
+"""Seconds between lines of progress, if the output is not a terminal."""
 
 
 def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *, seeds: int, first_seed: int) -> bool:

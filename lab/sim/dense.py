@@ -79,7 +79,7 @@ def varied(scales: Tensor, of: Scales, generator: torch.Generator, in_words: boo
 
 
 def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
-    """Multiply fine scales by small factors, but keep scales equal along k in half of a tile's k-blocks."""
+    """Multiply fine scales by small factors, but in half of a tile's k-blocks keep scales equal along k."""
     if of.columns == SCALE_BLOCK:
         return
     scales *= torch.randint(1, 9, scales.shape, generator=generator)
@@ -94,7 +94,7 @@ def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
 
 
 def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) -> tuple[Tensor, Tensor]:
-    """Make an FP4 weight of all codes. Its scales, in words, have a few sizes.
+    """Make an FP4 weight of all codes. Its scales are in words, and have a few different exponents.
 
     `any_scales`: in some groups of 32 rows of some groups of 128 rows, always in the first, some scales have any size.
     Single scales are NaN, the largest with zeros as values, near overflow, or the smallest (if k has several groups).
@@ -153,7 +153,7 @@ class DenseTrial(ProductTrial):
 
     @classmethod
     def takes(cls, config: GemmConfig | DecodeConfig) -> bool:
-        """Take products to D that are neither grouped nor skip columns."""
+        """Accept products that are not grouped and write all columns of D."""
         return config.work is DENSE and not (config.epilogue.skips_mid or config.epilogue.sums_blocks)
 
     @classmethod

@@ -63,7 +63,7 @@ def rows_of(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, list[tuple[int,
 
 
 def drawn_for(config: FewConfig, rows: int, shape: tuple[int, int, int], g: torch.Generator) -> tuple[Tensor, Rows]:
-    """Draw B and weights of this shape for exact sums: the scales of B's cast are powers of two."""
+    """Draw B and weights of this shape whose sums are exact: the scales of B's cast are powers of two."""
     experts, n, k = shape
     b = torch.randint(-3, 4, (rows, k), generator=g)
     if config.scales is None:
@@ -106,7 +106,7 @@ class FewTrial(Trial):
 
     @classmethod
     def drawn(cls, config: FewConfig, seed: int) -> FewTrial:
-        """Draw sizes and the number of experts: few experts that share the tokens, or many without a token."""
+        """Draw sizes and the number of experts: few experts, or many experts, most of them without a token."""
         draw = random.Random(f"{config.name} {seed}")
         return cls(
             config,
@@ -123,7 +123,7 @@ class FewTrial(Trial):
         )
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare rows of the second product bit for bit, because sums are exact, and activations like casts."""
+        """Compare the second product's rows bit for bit, because sums are exact; compare activations like casts."""
         g = torch.Generator().manual_seed(self.seed)
         is_second = self.config.is_second
         ids = torch.randint(-1, self.num_experts, (self.tokens, self.topk), generator=g).to(self.ids)

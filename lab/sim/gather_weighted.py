@@ -68,7 +68,7 @@ class GatherTrial(Trial):
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare sums with a loop over routes, bit for bit."""
         generator = torch.Generator().manual_seed(self.seed)
-        # Terms of all magnitudes cancel each other: the remainder shows the rounding of each step.
+        # Terms of all magnitudes cancel each other, so the rounding of each step shows in the sum.
         magnitudes = 2.0 ** torch.randint(0, 24, (self.tokens * self.topk, 1), generator=generator)
         y = (
             torch.randn(self.tokens * self.topk, self.n, generator=generator, dtype=torch.float32) * magnitudes

@@ -1,4 +1,4 @@
-"""A GPU's memory instead of a simulation's: trials run there too, with the launchers of the package's calls.
+"""A GPU's memory in place of a simulation's: trials run there too, with the launchers of the package's calls.
 
 It also detects a write next to the outputs. Only the simulator detects races, and reads next to the inputs.
 """
@@ -48,7 +48,7 @@ class GpuMemory:
         launch(*self._launches[-1], self.device)
 
     def restore(self) -> None:
-        """Restore the memory of before the first launch: kernels that count arrivals need it."""
+        """Restore the memory's contents before the first launch: kernels that count arrivals need these contents."""
         assert self._before is not None
         self.arena.memory.copy_(self._before)
 

@@ -27,7 +27,7 @@ from .rounding import FP32_UNIT, largest_part
 from .trial import Trial
 
 LEFT_OVER = 2.0**-133
-"""The largest part that a value of B below 2^-123 loses."""
+"""The most that a value of B below 2^-123 loses when it is split into high and low parts."""
 
 
 def run(
@@ -61,7 +61,7 @@ def random_operands(m: int, n: int, k: int, seed: int = 0, device: str = "cpu") 
 
 
 def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """Make zeros of both signs, infinities, NaN, numbers that round to infinity, the smallest; among whole numbers."""
+    """Put zeros of both signs, infinities, NaN, numbers that round to infinity and the smallest among integers."""
     a, b = random_operands(m, n, k)
     a, b = (a * 4).round(), (b * 4).round()
     largest, smallest = torch.finfo(torch.float32).max, 2.0**-126
@@ -72,7 +72,7 @@ def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
     a[0] = 0
     a[1, 2], a[2, 3] = torch.inf, -torch.inf
     a[3, 4] = torch.nan
-    a[4, 0] = torch.inf  # is multiplied by 0
+    a[4, 0] = torch.inf  # this infinity is multiplied by 0
     a[5, 5:9] = torch.tensor([2.0**-120, 2.0**120, 0, 0], dtype=torch.float32)
     return a, b
 
@@ -122,6 +122,6 @@ class HcTrial(Trial):
 
 @dataclass(frozen=True)
 class HcFewTrial(HcTrial):
-    """The same kind of trial, for the kernel for few rows."""
+    """A trial like `HcTrial`, for the kernel for few rows."""
 
     kernel = kernel_few.KERNEL

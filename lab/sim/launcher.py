@@ -54,7 +54,7 @@ class _Into(NamedTuple):
 
 
 class How(TypedDict, total=False):
-    """Settings of a simulation: keywords that are passed on to it by functions that run a kernel."""
+    """Settings of a simulation: keywords that functions which run a kernel pass on to the simulation."""
 
     num_sms: int | None
     """None: the number of CTAs in two clusters."""
@@ -152,7 +152,7 @@ class Stage:
         grid: int,
         inputs: frozenset[str] = frozenset(),
     ) -> None:
-        """Launch a kernel here. If `compiled` is None, it is the package's own source; a GPU can only run that."""
+        """Launch a kernel here, from the package's own source if `compiled` is None, as on a GPU."""
         if isinstance(self._memory, GpuMemory):
             if compiled is not None:
                 raise ValueError(f"kernel: expected None for a GPU, got {compiled.name} compiled for the host")

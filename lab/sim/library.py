@@ -31,7 +31,7 @@ SCHEDULES = (
     "prompt_loads",
     "late_stores",
 )
-"""Each name tells the slow or prompt part. The order is that of `Schedule` in host/model/launch.h."""
+"""Each name tells which part is slow or early. `Schedule` in host/model/launch.h has the same order."""
 
 _FLAGS: tuple[str, ...] = ("-std=c++20", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
 # The model takes nearly all of a run's time, and a kernel is compiled about once for each run.

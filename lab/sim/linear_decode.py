@@ -24,7 +24,7 @@ from .product import draws, near_edge
 from .trial import Trial
 
 TINY = 138 * 2.0**-124, 207 * 2.0**-132
-"""The largest number of a block, and its other numbers: quotients are ties, and steps of an ordinary cast underflow."""
+"""A block's largest number, and all other numbers: quotients are ties, and steps of an ordinary cast underflow."""
 
 
 def run(
@@ -72,7 +72,7 @@ def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, devi
 
 @dataclass(frozen=True)
 class LinearTrial(Trial):
-    """One layer. `special` numbers occur among the others; if there are any, the last row is one tiny block."""
+    """One layer. `special` numbers occur among ordinary numbers; if there are any, the last row has a block of TINY."""
 
     kernel = KERNEL
     config: LinearDecodeConfig

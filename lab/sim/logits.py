@@ -42,7 +42,7 @@ GARBAGE = -0x11111111
 
 
 def causal(tokens: int, keys: int) -> Ranges:
-    """Let each token see the keys up to its own key, which is one of the last keys."""
+    """Let each token see the keys up to the token's own key; the tokens' keys are the last keys."""
     return [0] * tokens, [keys - tokens + 1 + i for i in range(tokens)]
 
 
@@ -187,7 +187,7 @@ def sharing_keys(p: Logits) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tenso
 def compare(p: Logits, got: Tensor, unwritten: float = torch.nan, of_addends: float = 0.0) -> float:
     """Return the largest error of logits relative to the allowed error. Other elements must have kept `unwritten`.
 
-    A sum over heads may be off by a rounding of its magnitude for each head and a few more. On a GPU each score may
+    For each head, and a few times more, a sum may be off by a rounding of its magnitude. On a GPU each score may
     also be off by `of_addends` times the sum of its products' magnitudes, even a score that relu sets to zero.
     """
     is_clean = isinstance(p, MqaLogits) and p.clean_logits

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutation:
-    """Replace `old` by `new` in `header`: its only occurrence, or all of them with `everywhere`.
+    """Replace `old` by `new` in `header`: the only occurrence, or with `everywhere` all occurrences.
 
     Trials of the configuration `shows_in` run first. This saves time if few kernels show the mutation, and changes
     nothing else: all other trials follow.

@@ -46,7 +46,7 @@ def run(
 
 @dataclass(frozen=True)
 class PackTrial(Trial):
-    """Random tokens, each with some rows; or with one row each, and `behind` rows without a token."""
+    """Random tokens: each has some rows; or each has one row, and `behind` more rows have no token."""
 
     kernel = pack_rows.KERNEL
     config: PackConfig

@@ -206,7 +206,7 @@ def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) 
 
 @dataclass(frozen=True)
 class PeerTrial(Trial):
-    """Calls of some ranks, which start at different times; a trial of post_rows."""
+    """Calls of several ranks, which start at different times; a trial of post_rows."""
 
     kernel: ClassVar[Kernel[Any]] = post_rows.KERNEL
     needs_ranks = True

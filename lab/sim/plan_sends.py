@@ -73,7 +73,7 @@ class PlanTrial(Trial):
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.tokens, self.topk)
         ids = torch.randint(-1, self.experts_here * self.ranks + 1, shape, generator=generator)
-        ids[-1, 0] = self.experts_here << 6  # far past the last expert
+        ids[-1, 0] = self.experts_here << 6  # an id far past the last expert
         if self.config.id_bytes == 8:  # only the lower half of the id is an expert's
             ids[0, 0] = 1 << 32
         given = ids.to(torch.int64 if self.config.id_bytes == 8 else torch.int32)

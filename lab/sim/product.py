@@ -49,7 +49,7 @@ class Outcome:
     right: Tensor
     allowed: Tensor
     mistakes: str | None
-    """Mistakes in D, in words; None if D is right."""
+    """Mistakes in D, as text; None if D is right."""
     result: Result
 
     @property
@@ -65,18 +65,18 @@ class Outcome:
 
 
 class ProductTrial(Trial):
-    """A trial that compares D with the right one, within the error of rounding."""
+    """A trial that compares D with the right D, within the error of rounding."""
 
     works: ClassVar[tuple[Work, ...]] = ()
-    """The works that this trial covers, if a kernel has several trials; empty: all works."""
+    """The kinds of work that this trial covers, if a kernel has several trials; empty: every kind."""
     is_dependent: bool = False
     """True: the previous kernel may still run."""
     weight_is_ready: bool = False
-    """True: the previous kernel writes neither B nor a layout."""
+    """True: the previous kernel writes neither B nor the layout of groups."""
 
     @classmethod
     def takes(cls, config: Any) -> bool:
-        """Take products of these works."""
+        """Accept products of these kinds of work."""
         return not cls.works or (config.work in cls.works and not config.epilogue.sums_blocks)
 
     @abstractmethod
@@ -89,7 +89,7 @@ class ProductTrial(Trial):
         return run(kernel, self.config, self.problem(), **ahead, **self.how)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare D with the right one."""
+        """Compare D with the right D."""
         return self.outcome(kernel).checked().worst
 
     def passed(self) -> Outcome:
@@ -124,7 +124,7 @@ def stage_of(
 ) -> Stage:
     """Place a problem's operands in memory, aligned to 16 bytes by default; D and `more` are writable.
 
-    `is_dependent`: the previous kernel may still write them, except the `ready` ones. `read`: more inputs by name,
+    `is_dependent`: the previous kernel may still write operands, except `ready` ones. `read`: more inputs by name,
     which replace the problem's.
     """
     in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
@@ -142,7 +142,7 @@ def stage_of(
 def random_d_and_c(
     config: GemmConfig | DecodeConfig, shape: Sequence[int], generator: torch.Generator, in_place: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Make D full of NaN, and C if the kernel reads it. D is random if it is also C (`in_place`, or it is added to)."""
+    """Make D full of NaN, and C if the kernel reads C. D is random if D is also C (`in_place` or `adds_to_d`)."""
     d = torch.full(tuple(shape), float("nan"), dtype=torch.float32 if config.is_fp32 else torch.bfloat16)
     if isinstance(config, GemmConfig) and config.adds_to_d:
         return d, d.normal_(generator=generator)
@@ -289,7 +289,7 @@ def exact_and_allowed(p: Problem, dtype: torch.dtype, slices: int, of_step: floa
 
 
 def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> Outcome:
-    """Compare the D of a simulation with the right one."""
+    """Compare the D of a simulation with the right D."""
     d = result.buffers["d"]
     flat_d, flat_right, flat_allowed = (x.flatten(0, -2) for x in (d, right, allowed))
     return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed, tile), result)
@@ -305,7 +305,7 @@ SOME = 0.02
 
 
 def random_words(exponents: Tensor, generator: torch.Generator, any_scales: bool) -> Tensor:
-    """Make words of these exponents, MN-major or not. NaN follows a row's last exponent; no result may depend on it.
+    """Make words of these exponents, MN-major or not. NaN fills up a row's last word; no result may depend on it.
 
     `any_scales`: some exponents are extreme, or NaN.
     """
@@ -323,12 +323,12 @@ def draws(config: Config, seed: int) -> random.Random:
 
 
 def drawn_words(draw: random.Random, config: GemmConfig) -> Words:
-    """Draw the E4M3 operands whose scales are words, if any scales are fine."""
+    """Draw which operands' scales are words of UE8M0: none, unless some are finer than 128 columns and B is E4M3."""
     return Words(draw.randint(0, 3)) if config.parts > 1 and not config.converts_b else Words.NONE
 
 
 def near_edge(draw: random.Random, block: int, multiple: int = 1, blocks: int = 2) -> int:
-    """Draw a size of up to `blocks` blocks and a bit, often exactly at the edge of a block or next to it."""
+    """Draw a size of up to slightly more than `blocks` blocks, often exactly at the edge of a block or next to it."""
     beside = draw.choice((0, 0, multiple, -multiple, draw.randrange(block)))
     return max(align(draw.choice((0, *range(1, blocks + 1), 1)) * block + beside, multiple), multiple)
 

@@ -32,7 +32,7 @@ class Sizes:
     dtype: torch.dtype = torch.bfloat16
     ids: torch.dtype = torch.int64
     value_bytes: int = 1
-    """Bytes of a value in a row: 2 for BF16 tokens, which are not cast."""
+    """Number of bytes of a value in a row: 2 for BF16 tokens, which are not cast."""
 
     @property
     def ranks(self) -> int:
@@ -104,9 +104,9 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
         for each in given:
             each[each.shape[0] // 2 : each.shape[0] // 2 + 1] = -1
             if sizes.ids == torch.int64 and each.numel():
-                each[-1, 0] = (1 << 32) + 1  # only the lower half is an expert's
+                each[-1, 0] = (1 << 32) + 1  # only the lower half of this id is an expert's
             elif each.numel():
-                each[0, 0] = 32 * sizes.experts_here  # far past the last expert
+                each[0, 0] = 32 * sizes.experts_here  # an id far past the last expert
         ps = [torch.randn(count, sizes.topk, generator=g, dtype=torch.float32) for count in counts]
         of_all = [torch.where(each < sizes.num_experts, each, -1) for each in given]
         # The slots of each rank hold the tokens of all ranks.

@@ -1,7 +1,7 @@
 """Several ranks of a node in the simulator, each with its own kernels, one after another.
 
 Each rank's kernels run in a thread, and one thread runs at a time: every few steps it passes the turn to a rank drawn
-from a seed, so runs are repeatable. One rank, drawn too, is slow: the others reach it long before it reaches them.
+from a seed, so runs are repeatable. In half of the runs one rank, also drawn, is slow: it starts and meets others late.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .library import HostKernel, copy_of
 from .simulate import KernelLaunch, Simulation
 
 SLOW = 24
-"""A slow rank gets this many times fewer turns."""
+"""A slow rank gets a turn this many times less often than the others."""
 
 
 def run_ranks(simulation: Simulation, launches: Sequence[Sequence[KernelLaunch]]) -> None:

@@ -58,7 +58,7 @@ def run(
 def count(
     kernel: HostKernel | None, config: CountConfig, topk_ids: Tensor, num_experts: int, first: int, **how: Unpack[How]
 ) -> Tensor:
-    """Count routes of each part, on simulated SMs."""
+    """Count each expert's routes in each part of the ids, on simulated SMs."""
     p, grid = RouteProblem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
     stage = Stage(config, {"topk_ids": topk_ids}, {"of_parts": of_parts}, **how)

@@ -36,7 +36,7 @@ def random_problem(config: Config, layout: Sequence[int], n: int, k: int, seed: 
 
 @dataclass(frozen=True)
 class RowsTrial(ProductTrial):
-    """One layout of rows: ids, ends or counts."""
+    """One layout of rows, by ids, ends or counts."""
 
     kernel: ClassVar[Kernel[Any]] = FP8_GEMM
     config: Any
@@ -130,7 +130,7 @@ class RowsTrial(ProductTrial):
 
 @dataclass(frozen=True)
 class DecodeRowsTrial(RowsTrial):
-    """One layout with few rows in each group, for the kernel for few rows."""
+    """One layout with few rows in each group, for `fp8_gemm_decode`."""
 
     kernel = FP8_GEMM_DECODE
 

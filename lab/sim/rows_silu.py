@@ -1,4 +1,4 @@
-"""The `fp8_gemm` kernel for grouped rows that are activated in the simulator: source and parameters are a GPU's."""
+"""The `fp8_gemm` kernel that activates grouped rows, in the simulator, with a GPU's source and parameters."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def random_weight(groups: int, n: int, k: int, generator: torch.Generator) -> Qu
 
 
 def room(m: int, n: int, gates_apart: bool) -> Quantized:
-    """Make values and scales of m rows, as they are before."""
+    """Make values and scales of m rows with the contents from before a launch."""
     values = torch.full((m, n // 2), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
     columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
     return values, empty_scales((m,), n // 2, values, mn_major=True, gran_k=columns).fill_(CANARY)
 
 
 def run(kernel: HostKernel | None, config: GemmConfig, p: Problem, **how: Unpack[How]) -> tuple[Quantized, Result]:
-    """Compute a product on simulated SMs: values and scales, as they are afterwards."""
+    """Compute a product on simulated SMs; return the values and scales after the launch."""
     p = launch.prepared(p, config)
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
     aligned = dict.fromkeys(("a", "sfa", "b", *OUTPUTS), 16)
@@ -99,11 +99,11 @@ class SiluTrial(Trial):
     has_weights: bool = True
     size: float = 1.0
     factors: tuple[float, ...] = ()
-    """Factors of the scales of A, for rows in turn, so that sums are far from 1."""
+    """Factors for the scales of A, for one row after the other, so that sums are far from 1."""
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
-        """Take rows that are activated and keep their places."""
+        """Accept products that activate rows, and store each row at the row's own place."""
         return config.epilogue.activates and not config.work.is_twice
 
     @classmethod

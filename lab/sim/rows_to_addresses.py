@@ -27,7 +27,7 @@ from .trial import Trial
 
 
 def run(kernel: HostKernel | None, config: GemmConfig, problem: Problem, **how: Unpack[How]) -> Outcome:
-    """Compute a product, and gather its rows from their addresses. One row of eight goes nowhere."""
+    """Compute a product, and gather the rows from their addresses. One row of eight has no address."""
     p = launch.prepared(problem._replace(epilogue=TO_ADDRESSES), config)
     rows, n = problem.d.shape
     generator = torch.Generator().manual_seed(how.get("seed", 0))
@@ -60,7 +60,7 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: Problem, **how: 
 
 
 def _check_untouched(found: list[Tensor], place: Tensor, on_peer: Tensor, n: int) -> None:
-    """Raise if anything was written behind a row's columns, or where no row belongs."""
+    """Raise an error if anything was written behind a row's columns, or at a place without a row."""
     for rank, results in enumerate(found):
         places = place[on_peer if rank else ~on_peer]
         is_used = torch.zeros(len(results), dtype=torch.bool)
@@ -86,7 +86,7 @@ class AddressesTrial(Trial):
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
-        """Take rows that go to addresses."""
+        """Accept products whose rows go to addresses."""
         return config.epilogue.has_row_addresses and not config.work.is_twice
 
     @classmethod
@@ -107,13 +107,13 @@ class AddressesTrial(Trial):
         return random_problem(self.config, layout, self.n, self.k, self.seed, any_scales=self.any_scales, **of_rows)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare rows at their addresses with the reference's, within what rounding may do."""
+        """Compare rows at their addresses with the reference's rows, within the error of rounding."""
         return run(kernel, self.config, self.problem(), **self.how).checked().worst
 
 
 @dataclass(frozen=True)
 class Bf16AddressesTrial(AddressesTrial):
-    """The same of BF16 operands."""
+    """The same trial for BF16 operands."""
 
     kernel = BF16_GEMM
 

@@ -1,4 +1,4 @@
-"""Both products of experts' rows by one kernel, which fetches the rows, in the simulator."""
+"""The kernel that fetches experts' rows and computes both of their products, in the simulator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POISON = 0xA5
 
 @dataclass(frozen=True)
 class RowsTwiceTrial(Trial):
-    """One layout of rows, which lie in the rooms of this rank and a peer. A token may have several rows."""
+    """One layout of rows, whose tokens are in the rooms of this rank and a peer. A token may have several rows."""
 
     kernel = FP8_GEMM
     config: GemmConfig
@@ -44,17 +44,17 @@ class RowsTwiceTrial(Trial):
     lag: int = 0
     share: float = 0.5
     slots: int | None = None
-    """Blocks of a ring at most; None: all blocks of rows have a slot of their own."""
+    """The most blocks of rows that the ring holds; None: each block has its own slot."""
     late_ctas: int = 0
-    """CTAs of the grid that start when others have ended."""
+    """Number of the grid's CTAs that start only when other CTAs have ended."""
     limit: float | None = None
     topk: int = 3
     is_met: bool = True
-    """False: this rank has missed another one, so that it may read no room, and results go nowhere."""
+    """False: another rank did not come in time, so this rank may read no room, and results go nowhere."""
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
-        """Take both products by one kernel."""
+        """Tell whether the configuration computes both products in one kernel."""
         return config.work.is_twice
 
     @classmethod
@@ -78,11 +78,11 @@ class RowsTwiceTrial(Trial):
 
     @property
     def room(self) -> Room:
-        """Give the room of each rank, for more tokens than there are."""
+        """Return the layout of each rank's room. It has space for more routes than there are rows."""
         return Room(2, -(-sum(self.sizes) // (2 * (self.topk - 1))) + 1, self.hidden, self.topk)
 
     def problems(self) -> tuple[Problem, Problem]:
-        """Draw the operands, rows in the order of experts."""
+        """Draw the operands of both products; rows are in the order of experts."""
         rows: Any = {"limit": self.limit, "has_weights": False, "gates_apart": True}
         first = random_problem(self.sizes, 2 * self.intermediate, self.hidden, self.seed, **rows)
         generator = torch.Generator().manual_seed(self.seed)
@@ -94,7 +94,7 @@ class RowsTwiceTrial(Trial):
         return rows_twice.problems(*operands, torch.zeros(first.m, dtype=torch.int64), self.limit)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare results with the CPU's, or with the bits of a ring whose slots are used once."""
+        """Compare results with the CPU's, or bit for bit with the results of a ring whose slots are used once."""
         if self.slots is None:
             return self.results(kernel)[1]
         right, found = replace(self, slots=None).results(None)[0], self.results(kernel)[0]
@@ -103,7 +103,7 @@ class RowsTwiceTrial(Trial):
         return 0.0
 
     def results(self, kernel: HostKernel | None) -> tuple[torch.Tensor, float]:
-        """Give the results of all rows, and the largest error of the middle and the results, if it is known."""
+        """Return the results of all rows, and the largest error of the middle and the results, if it is known."""
         first, second = self.problems()
         used, room = sum(self.sizes), self.room
         routes = torch.randperm(room.slots * self.topk, generator=torch.Generator().manual_seed(self.seed))[:used]
@@ -152,7 +152,7 @@ class RowsTwiceTrial(Trial):
         return d, 0.0 if self.slots is not None else self.compared(first, second, result, d)
 
     def compared(self, first: Problem, second: Problem, result: Result, d: torch.Tensor) -> float:
-        """Give the largest error of the middle and of `d`, if each block has a slot of its own."""
+        """Return the largest error of the middle and of `d`, if each block has its own slot."""
         middle = room_of(first.m, first.n, gates_apart=True)
         of_rows = self.rows_of_ring()
         middle[0].view(torch.uint8)[: len(of_rows)] = result.buffers["d"].view(torch.uint8)[of_rows]
@@ -163,7 +163,7 @@ class RowsTwiceTrial(Trial):
         return max(worst, outcome(result, *right_and_allowed(expected, self.how)).checked().worst)
 
     def rows_of_ring(self) -> torch.Tensor:
-        """Give the row of the middle for each row, if each block has a slot."""
+        """Return the row of the middle for each row, if each block has its own slot."""
         blocks = [min(128, rows - first) for rows in self.sizes for first in range(0, rows, 128)]
         return torch.cat([torch.arange(rows) + 128 * block for block, rows in enumerate(blocks)])
 
@@ -189,5 +189,5 @@ class RowsTwiceTrial(Trial):
         return memory
 
     def in_room(self, memory: torch.Tensor) -> torch.Tensor:
-        """Give the results of a rank's routes."""
+        """Return the results of a rank's routes."""
         return memory[self.room.results : self.room.flags].view(torch.bfloat16).view(-1, self.hidden)

@@ -20,7 +20,7 @@ from .library import Buffer as NativeBuffer
 _GUARD_BYTES = 4096
 _CANARY = 0xFF
 _FP8 = torch.full((8, 256), torch.nan, dtype=torch.float64)
-"""The number of each byte in each FP8 type, by the type's bits of exponent."""
+"""The number that each byte means in each FP8 type, by the type's bits of exponent."""
 for _values in VALUES:
     if _values.bits == 8:
         _FP8[_values.exponent_bits] = torch.arange(256, dtype=torch.uint8).view(_values.dtype).double()

@@ -26,7 +26,7 @@ class _Gpu:
     num_sms: int | None = None
     """None: the number of CTAs in two clusters."""
     truncate: bool = False
-    """True: WGMMA accumulates with Hopper's few bits."""
+    """True: WGMMA accumulates with the few bits that Hopper keeps; False: exactly."""
     device: str = "cpu"
     """`cpu`: runs in the simulator. `cuda`: runs on a GPU, where there is no schedule."""
 

@@ -1,4 +1,4 @@
-"""Products whose scales do not change along k: the tensor cores' few bits show where sums are promoted."""
+"""Products whose scales do not change along k: results show where sums were promoted, as tensor cores keep few bits."""
 
 from __future__ import annotations
 

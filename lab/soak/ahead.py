@@ -56,7 +56,7 @@ def compiling(builds: Iterable[Callable[[], object]]) -> Iterator[None]:
     """Compile on most cores, but leave a few free; builds that have not begun by the end are dropped."""
     pool = ThreadPoolExecutor(max(len(os.sched_getaffinity(0)) - CORES_FOR_ATTEMPTS, 1))
     for build in builds:
-        pool.submit(build)  # a build that fails here fails again in an attempt that needs it, which reports it
+        pool.submit(build)  # a build that fails here fails again in an attempt, which reports the failure
     try:
         yield
     finally:

@@ -29,7 +29,7 @@ class Attempt:
     kind: str
     text: str = ""
     done: list[str] = field(default_factory=list)
-    """Settings and ways of calling, in order; a failed attempt failed at the last one."""
+    """Settings and ways of calling, in order; a failed attempt failed at the last entry."""
     wrong: str | None = None
     calls: int = 0
     refused: int = 0
@@ -47,7 +47,7 @@ def settings_restored() -> Iterator[None]:
 
 
 def picked(seed: int, number: int, kinds: Sequence[Kind]) -> tuple[Kind, str]:
-    """Pick a kind for an attempt, and the seed of its draws, which does not depend on the other kinds."""
+    """Pick a kind for an attempt, and the seed of the trial's draws, which does not depend on the other kinds."""
     draw = Draw(f"{seed}/{number}", "cpu")
     kind = kinds[int(draw.rng.random() * len(kinds))]
     return kind, f"{seed}/{number}/{kind.kind}"
@@ -63,7 +63,7 @@ def attempt(seed: int, number: int, kinds: Sequence[Kind], device: str) -> Attem
                 kind.attempt(own_seed, device, found)
             else:
                 found.wrong = _try(own_seed, device, kind, found)
-        except Exception as error:  # any error is the finding
+        except Exception as error:  # any error is a finding
             found.wrong = f"{type(error).__name__}: {error}"
     return found
 
@@ -85,7 +85,7 @@ def _try(seed: str, device: str, kind: type[Trial], found: Attempt) -> str | Non
         if (wrong := _call(trial, found)) is not None or (wrong := _call_badly(trial, found)) is not None:
             return wrong
     if draw.flag(0.2):
-        twin = _drawn(seed, device, kind)  # with the same signature, so that both use one plan
+        twin = _drawn(seed, device, kind)  # with the same signature, so that both calls use one record
         twin.draw.generator.manual_seed(draw.rng.getrandbits(48))
         if (wrong := _call_at_once((trial, twin), found)) is not None:
             return wrong
@@ -110,7 +110,7 @@ def change_settings(draw: Draw) -> str:
 
 
 def _call(trial: Trial, found: Attempt) -> str | None:
-    """Call in some way, and judge the result."""
+    """Call in a way that is drawn, and judge the result."""
     ways = {"plainly": plainly, "in a thread": in_a_thread}
     if trial.draw.device == "cuda":
         ways["on a stream"] = on_a_stream
@@ -123,7 +123,7 @@ def _call(trial: Trial, found: Attempt) -> str | None:
 
 
 def _call_at_once(trials: Sequence[Trial], found: Attempt) -> str | None:
-    """Call in a thread for each trial (several times, unless calls add to outputs), and judge each trial."""
+    """Call each trial in a separate thread (several times, unless calls add to outputs), and judge each trial."""
     found.done.append("two threads at once")
     befores = []
     for trial in trials:
@@ -139,7 +139,7 @@ def _call_at_once(trials: Sequence[Trial], found: Attempt) -> str | None:
 
 
 def _call_badly(trial: Trial, found: Attempt) -> str | None:
-    """Make calls with one wrong operand, now that a plan exists: each must be refused, and write nothing."""
+    """Make calls with one wrong operand, now that a record exists: each call must be refused, and write nothing."""
     everything, faults = trial.everything(), trial.refused_faults()
     possible = [
         (name, fault)

@@ -46,7 +46,7 @@ class Draw:
         return self.rng.random() < chance
 
     def size(self, least: int, most: int, multiple: int = 1) -> int:
-        """Draw a multiple; small and large ones are equally likely; on the CPU draw only small ones."""
+        """Draw a multiple of `multiple`: small or large numbers with equal chance; on the CPU only small numbers."""
         most = most if self.device == "cuda" else min(most, max(least, 160, 2 * multiple))
         low, high = ceil_div(least, multiple), most // multiple
         scale = self.rng.choice((8, 64, 512, 1 << 30))
@@ -65,7 +65,7 @@ class Draw:
         )
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Draw normal numbers; their magnitude differs between trials."""
+        """Draw normal numbers; the numbers' magnitude differs between trials."""
         return torch.randn(tuple(shape), generator=self.generator, device=self.device, dtype=torch.float32).to(dtype)
 
     def matrix(self, shape: Sequence[int], dtype: torch.dtype, *, turned: bool = False) -> Tensor:

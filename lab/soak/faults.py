@@ -23,7 +23,7 @@ def _dtype(x: Tensor) -> Tensor:
 
 
 def _address(x: Tensor) -> Tensor:
-    """Move an operand one element past an aligned address, with the same strides: a plan for its signature exists."""
+    """Move an operand one element past an aligned address, with the same strides: a record for these strides exists."""
     span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
     room = torch.zeros(span + 16, dtype=torch.uint8 if x.dtype.itemsize == 1 else x.dtype, device=x.device)
     return room.view(x.dtype).as_strided(x.shape, x.stride(), 1)
@@ -67,7 +67,7 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def applies(fault: str, x: Tensor) -> bool:
-    """Tell whether a fault makes this operand wrong: zero or one element cannot have wrong strides."""
+    """Tell whether a fault makes this operand wrong: a tensor of zero or one element cannot have wrong strides."""
     if x.numel() == 0:
         return False
     if fault == "device":

@@ -51,9 +51,9 @@ class Before:
 
 
 def mistakes(trial: Trial, before: Before, made: Tensors) -> str | None:
-    """Check everything after a call; return a text of the first mistake, or None."""
+    """Check results, operands and the bytes around outputs after a call; describe the first mistake, or return None."""
     if (changed := before.changed_operand(trial)) is not None:
-        return changed  # comes first, because the right results depend on the operands
+        return changed  # checked first, because the right results depend on the operands
     right = trial.right()
     for name, expected in right.items():
         output = trial.outputs.get(name)

@@ -1,6 +1,6 @@
 """Trials of every kernel as kinds of problems: `kernels`, or one kernel, such as `kernel:lay_scales`.
 
-Here a kernel runs alone, with any of its configurations; the other kinds test the choice of configurations in calls.
+Here a kernel runs alone, in any configuration; the other kinds test calls, which choose configurations.
 """
 
 from __future__ import annotations

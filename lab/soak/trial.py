@@ -18,9 +18,9 @@ Call = Callable[..., Any]
 
 @dataclass
 class Right:
-    """The right result at `written` elements: within `allowed` of `exact`, or equal bits without `allowed`.
+    """The right result at the `written` elements: within `allowed` of `exact`; without `allowed`, the same bits.
 
-    All other elements keep their values; they are undefined if the call made the tensor, or without `rest_is_kept`.
+    All other elements keep their values, but are undefined if the call made the tensor, or without `rest_is_kept`.
     """
 
     exact: Tensor
@@ -33,7 +33,7 @@ class Right:
 
 
 class Part:
-    """A part of a trial with draws of its own; the trial's text includes them."""
+    """A part of a trial with separate draws, which the trial's text includes."""
 
 
 def described(attributes: Mapping[str, object]) -> str:

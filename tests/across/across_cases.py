@@ -1,6 +1,6 @@
 """Experts across processes, against one process:  PYTHONPATH=tests python tests/across/across_cases.py [PROCESSES ...]
 
-It forks the processes, so torch is imported once. It waits for them, and ends any that take too long.
+The program forks the processes, so torch is imported once. It waits for them, and ends any that take too long.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SECONDS = 60
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "experts_across_processes.py"
 TIMEOUT = timedelta(seconds=20)
 Both = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Both weights of all experts, cast."""
+"""Both weights of all experts after the cast to FP8."""
 
 
 def free_ports() -> tuple[int, int]:
@@ -70,7 +70,7 @@ def experts_with(num: int, both: Iterable[Any], **settings: Any) -> Experts:
 
 
 def tokens_of_ranks(counts: list[int], num: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens of all ranks, routes with -1 and with an expert twice, weights of both signs."""
+    """Draw tokens of all ranks: some routes are -1, some name an expert twice, and weights have both signs."""
     g = torch.Generator().manual_seed(seed)
     tokens = sum(counts)
     ids = torch.randint(-1, num, (tokens, TOPK), generator=g)
@@ -82,7 +82,7 @@ def share_out(x: Tensor, counts: list[int], group: dist.ProcessGroup | None = No
 
 
 def shared_out(world: int, count: int = 6) -> tuple[int, list[Tensor]]:
-    """The number of experts, two on each rank, and the tokens of this one."""
+    """Return the number of experts (two on each rank), and this rank's tokens."""
     num, counts = 2 * world, [count] * world
     return num, [share_out(each, counts) for each in tokens_of_ranks(counts, num)]
 
@@ -104,9 +104,9 @@ def same_bits(x: Tensor | None, y: Tensor) -> bool:
 
 
 def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor, num: int, ranks: int) -> None:
-    """Allow one BF16 rounding of each sum that a rank sends, one of the whole sum, and one of the right result.
+    """Allow a BF16 rounding of each sum that a rank sends, a rounding of the whole sum, and a rounding of `right`.
 
-    `rows` are the BF16 results of each route, from one process: they bound every partial sum.
+    `rows` are the BF16 results of each route, computed by one process: these results bound every rank's sum.
     """
     count = num // ranks
     bound = torch.zeros(got.shape, dtype=torch.float64)
@@ -115,14 +115,14 @@ def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor
         is_here = (ids >= 0) & (ids.div(count, rounding_mode="floor") == rank)
         bound += torch.where(is_here[..., None], terms, 0).sum(1).abs() * 2.0**-8
     bound += 2.0**-8 * (right.double().abs() + got.double().abs())
-    # Another order of a few terms changes FP32 sums far less, but that counts if the terms cancel.
+    # Another order of a few terms changes FP32 sums far less, but this change counts if the terms cancel.
     bound += 2.0**-20 * terms.abs().sum(1)
     worst = ((got.double() - right.double()).abs() - bound).max() if got.numel() else torch.tensor(-1.0)
     assert worst <= 0, f"{worst} beyond the bound"
 
 
 def by_one(x: Tensor, ids: Tensor, p: Tensor, both: Both, **said: Any) -> tuple[Tensor, Tensor]:
-    """Compute the result of one process, and the result of each route."""
+    """Return the result that one process computes, and the result of each route."""
     w1, w2 = both
     out = deep_gemm.experts(x, ids, p, w1, w2, **said)
     each = deep_gemm.experts(
@@ -192,7 +192,7 @@ def with_finer_weights(world: int) -> None:
     num, cast_rows, words = 2 * world, deep_gemm.per_token_cast_to_fp8, words_of
     for of, gran_k in (((32, 32), None), ((1, 32), None), ((64, 64), 128)):
         casts = ((cast_rows if of[0] == 1 else deep_gemm.per_block_cast_to_fp8)(w, True, of[1]) for w in weights(num))
-        w1, (values, sf) = casts  # one in FP32, one in words
+        w1, (values, sf) = casts  # scales of one weight in FP32, of the other in words
         both = w1, (values, words(sf.to(torch.float8_e8m0fnu)))
         check_layer([3 + 7 * r % 11 for r in range(world)], num, both=both, recipe_b=of, gran_k=gran_k)
         check_layer([0, *[8] * (world - 1)], num, limit=0.4, both=both, recipe_b=of, gran_k=gran_k)
@@ -221,7 +221,7 @@ def with_weights_by_rows(world: int) -> None:
         for both in (((w1, sf1), (w2, sf2)), ((w1, sf1[:, 0, 0] * 1), (w2, sf2[:, :1] * 1))):
             check_layer([3 + 7 * r % 11 for r in range(world)], num, both=both, gran_k=gran_k)
     check_layer([0, *[8] * (world - 1)], num, limit=0.4, both=((w1, sf1), cast(weights(num)[1])))
-    assert prefill_bytes(1, 7168, 6, gran_k=0) == prefill_bytes(1, 7168, 6) - 4 * 55 + 12  # in whole 16 bytes
+    assert prefill_bytes(1, 7168, 6, gran_k=0) == prefill_bytes(1, 7168, 6) - 4 * 55 + 12  # rounded up to 16 bytes
     mine = [part(w, owned_experts(num)) for w in both]
     said = error_of(lambda: experts_with(num, mine, max_tokens=9, peer_memory=True))
     one = "1xk beside nxk"
@@ -282,7 +282,7 @@ def trained(world: int) -> None:
 
 
 def as_one_process(world: int) -> None:
-    """In the batch invariant mode results have the bits of one process, in every form, trained or not."""
+    """In the batch invariant mode results have the bits of one process, in every form, with or without gradients."""
     deep_gemm.set_batch_invariant(True)
     num, counts = 2 * world, [3 + 7 * r % 11 for r in range(world)]
     x, ids, p = tokens_of_ranks(counts, num)
@@ -338,7 +338,7 @@ def as_one_process(world: int) -> None:
 
 
 def sums_that_fp16_has_not(world: int) -> None:
-    """Small sums and large ones have the bits of inference: none is rounded to FP16 on its way."""
+    """Small and large sums have the bits of inference: training sends no sum that is rounded to FP16."""
     num, (x, ids, p) = shared_out(world)
     layer = experts_with(num, (w[owned_experts(num)].clone() for w in weights(num)))
     for scale in (1e-4, 1e5):
@@ -349,7 +349,7 @@ def sums_that_fp16_has_not(world: int) -> None:
 
 
 def ids_of_no_expert(world: int) -> None:
-    """A GPU does not look at ids ahead. Those whose lower half alone is an expert's count as -1, in training too."""
+    """On a GPU ids are not checked first. Ids of no expert count as -1, also if their lower half is an expert's."""
     num, (x, ids, p) = shared_out(world)
     wide = ids.clone()
     wide[0], wide[1], wide[2] = -(2**63), 2**32 + 1, num + 5
@@ -373,7 +373,7 @@ def autocast(world: int) -> None:
 
 
 def copies(world: int) -> None:
-    """A copy works as its layer does, whatever calls have made, and in the same group."""
+    """A copy of a layer gives the layer's results, also after calls have stored tensors, and uses the same group."""
     num, given = shared_out(world)
     group = dist.new_group(list(range(world)))
     layer = experts_with(num, own_weights(num), group=group, max_tokens=6)
@@ -390,7 +390,7 @@ def copies(world: int) -> None:
 
 
 def casts(world: int) -> None:
-    """FP8 weights and their scales keep their types, whatever a model is cast to."""
+    """FP8 weights and scales keep their types if a model is cast to another type."""
     num, given = shared_out(world)
     layer = experts_with(num, own_weights(num), max_tokens=6)
     model = torch.nn.ModuleDict({"experts": layer, "router": torch.nn.Linear(HIDDEN, num)})
@@ -417,7 +417,7 @@ def casts(world: int) -> None:
 
 
 def moved(layer: Experts) -> dict[str, Tensor]:
-    """Copy the layer, move the copy to meta and cast it in one call, and give its weights."""
+    """Copy the layer, move the copy to meta and cast it in one call, and return the copy's weights."""
     return copy.deepcopy(layer).to("meta", torch.float16).state_dict()
 
 
@@ -463,7 +463,7 @@ def check_trained(
     with torch.no_grad():
         assert same_bits(layer(x2, share_out(ids, counts, group), p2), out.detach()), "not the bits of inference"
     assert not out._is_view()
-    out += 0  # a model may change it in place
+    out += 0  # a model may change the result in place
     out.backward(share_out(grad, counts, group))
     for name, leaf, right in (
         ("x", x2, share_out(gradient(x1), counts, group)),
@@ -472,7 +472,7 @@ def check_trained(
         ("w2", layer.w2, gradient(one.w2)[mine]),
     ):
         distance = (gradient(leaf).double() - right.double()).norm()
-        # x: each rank's sum is rounded to BF16; others differ by the order of FP32 sums, and in their own rounding.
+        # x: each rank rounds its sum to BF16; the others differ by the order of FP32 sums and their own rounding.
         bound = 2.0**-7 if name == "x" else max(1e-5, torch.finfo(right.dtype).eps / 2)
         assert distance <= bound * right.double().norm(), (name, distance, right.norm())
     assert any(gradient(w).any() for w in (layer.w1, layer.w2))
@@ -496,7 +496,7 @@ def check_trained(
 
 
 class Counted:
-    """What collectives send to other ranks, in bytes."""
+    """Counts the bytes that collectives send to other ranks."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -592,7 +592,7 @@ def bytes_sent(world: int) -> None:
 
 
 def dies(world: int) -> None:
-    """One rank ends in the middle; each other gets an error soon, and goes on without it."""
+    """One rank ends in the middle; every other rank gets an error soon, and goes on without the ended rank."""
     num, rank = world, dist.get_rank()
     layer = experts_with(num, own_weights(num))
     x, ids, p = tokens_of_ranks([4], num)
@@ -610,7 +610,7 @@ def dies(world: int) -> None:
 
 
 def example(world: int) -> None:
-    """Run the example as torchrun starts it."""
+    """Run the example in the way that torchrun starts it."""
     assert example_exits_with(world) == 0
 
 
@@ -635,7 +635,7 @@ def example_exits_with(world: int) -> int:
 
 
 def narrowed(w: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """An FP8 weight with 16 columns, or rows, of hidden less."""
+    """Return an FP8 weight whose dimension of the hidden size is smaller by 16."""
     values, scales = w
     rows, columns = (size - 16 * (size == HIDDEN) for size in values.shape[1:])
     return values[:, :rows, :columns].contiguous(), scales[:, : -(-rows // 128), : -(-columns // 128)].contiguous()
@@ -706,7 +706,7 @@ CASES: dict[int, list[Callable[[int], None]]] = {
     3: [in_groups_of_some, *one_in(3, SOME), dies],
     4: [uneven, without_tokens, trained, bytes_sent],
 }
-"""By number of processes. A case that leaves the group broken is the last."""
+"""The cases for each number of processes. A case that leaves the group broken comes last."""
 WRONG: dict[int, list[Callable[[int], None]]] = {2: [example_of_wrong_sums]}
 
 
@@ -715,7 +715,7 @@ def process(rank: int, world: int, cases: list[Callable[[int], None]], ports: tu
     try:
         torch.set_num_threads(1)
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]))
-        os.environ["NEXT_PORT"] = str(ports[1])  # another group must not meet where this one may still listen
+        os.environ["NEXT_PORT"] = str(ports[1])  # another group must not use a port that this group may still use
         dist.init_process_group("gloo", timeout=TIMEOUT)
         for case in cases:
             name = case.__name__

@@ -1,6 +1,6 @@
-"""Kernels of experts across GPUs in torch's operations; they read and write at the addresses that a launch gets.
+"""Kernels of experts across GPUs, computed by torch's operations at the addresses that a launch gets.
 
-So a host that hands addresses to kernels is tested without a GPU: all tensors seem to be on a GPU, except while torch
+They test, without a GPU, the host's code that passes addresses: tensors seem to be on a GPU, except while torch
 computes here. Results have the same bits as the package's on the CPU.
 """
 
@@ -58,7 +58,7 @@ INT32, INT64, FP8, FP32, BF16 = torch.int32, torch.int64, torch.float8_e4m3fn, t
 
 
 def at(address: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
-    """A tensor of memory at an address."""
+    """Make a tensor of the memory at an address."""
     if not prod(shape):
         return torch.empty(shape, dtype=dtype)
     assert address % dtype.itemsize == 0
@@ -69,7 +69,7 @@ def at(address: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence
 
 
 def aligned(num_bytes: int) -> Tensor:
-    """Memory of zeros that begins where a GPU's may."""
+    """Allocate zeros at an address at which a GPU's memory may begin."""
     memory = torch.zeros(num_bytes + 16, dtype=torch.uint8)
     return memory[-memory.data_ptr() % 16 :][:num_bytes]
 
@@ -79,7 +79,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def members(params: Params, memory: memoryview, address: int) -> Launched:
-    """Read the members of a launch's parameters by name; a member of bytes is given as its address."""
+    """Read the members of a launch's parameters by name; of a member that consists of bytes, return the address."""
     found = {}
     for each in params.fields:
         offset = params.offset(each.name)
@@ -138,7 +138,7 @@ def is_whole(p: Launched) -> bool:
 
 
 def meet(p: Launched) -> None:
-    """Set this rank's flag on all, and wait for theirs: ranks are threads."""
+    """Set this rank's flag on all ranks, and wait for all ranks' flags: ranks are threads."""
     rank, ranks = p["meeting.rank"], p["meeting.ranks"]
     epoch = at(p["meeting.reached"], (1,), INT32).add_(1)
     flags = [at(room + p["meeting.flags"], (ranks,), INT32) for room in rooms_of(p)]
@@ -191,7 +191,7 @@ def meet_ranks(config: Any, p: Launched) -> None:
 
 
 def gather_rows(config: Any, p: Launched) -> None:
-    """Gather rows from one memory, or from the rooms of a node's ranks; rows behind an expert's last are left alone."""
+    """Gather rows from one memory, or from the rooms of a node's ranks; do not write behind an expert's last row."""
     slots, rows, hidden, slot_bytes, most = (
         p[name] for name in ("num_slots", "rows", "hidden", "slot_bytes", "max_tokens")
     )
@@ -271,7 +271,7 @@ def lay_scales(config: Any, p: Launched) -> None:
 
 
 def layout_of(config: Any, p: Launched) -> Pair:
-    """Ids, or ends, and the group of each row."""
+    """Return the layout (ids or ends), and the group of each row."""
     if config.work == works.IDS:
         ids = at(p["groups.layout"], (p["m"],), INT32)
         return ids, ids
@@ -373,7 +373,7 @@ def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
 
 
 def both_products(config: Any, p: Launched) -> None:
-    """Compute both products of experts' rows. No slot of a ring is used again here: the middle has all rows."""
+    """Compute both products of experts' rows. Here the ring has a slot for each block of rows, which is used once."""
     rows, k, columns = p["groups.rows"], p["k"], p["second.k"]
     assert p["blocks"] >= rows // 128 + p["groups.count"] and p["slots"] * 128 == p["second.m"]
     assert not at(p["counts"], (COUNTS + COUNTS_OF_BLOCK * p["blocks"],), INT32).any()
@@ -440,7 +440,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Let tensors of this thread be the CPU's while the block lasts."""
+    """Treat this thread's tensors as CPU tensors within the block."""
     before, _WHERE.computes = _WHERE.computes, True
     try:
         yield
@@ -449,7 +449,7 @@ def computing() -> Iterator[None]:
 
 
 def on_cpu(function: F) -> F:
-    """Let a function compute on the CPU, for right results and for tests' operands."""
+    """Make a function compute on the CPU, for right results and for tests' operands."""
 
     @wraps(function)
     def computed(*given: Any, **said: Any) -> Any:
@@ -460,7 +460,7 @@ def on_cpu(function: F) -> F:
 
 
 class Launcher(FakeLauncher):
-    """Stands in for the driver's launcher; it computes by the function above that has the kernel's name."""
+    """Replaces the driver's launcher: a launch calls the function in this file that has the kernel's name."""
 
     def __init__(self, gpu: FakeGpu, kernel: Kernel[Any], *of: Any) -> None:
         super().__init__(gpu, kernel, *of)
@@ -474,20 +474,20 @@ class Launcher(FakeLauncher):
 
 @dataclass
 class Seen:
-    """Notes the launches that reach the driver, and the record of each call, None for a call without one."""
+    """Notes the launches that reach the driver, and the record of each call, or None for a call without a record."""
 
     gpu: FakeGpu
     made: list[Record | None] = field(default_factory=list)
     scratch: list[int] = field(default_factory=list)
-    """Bytes between the launches of each call that was replayed."""
+    """Bytes of memory that each replayed call uses for data between launches."""
 
     @property
     def names(self) -> list[str]:
-        """The kernels that were launched."""
+        """Return the names of the launched kernels."""
         return [each.kernel for each in self.gpu.launches]
 
     def by_record_as_without(self, run: Callable[[], object], *more: str) -> list[tuple[Any, ...]]:
-        """Run a call by a record, and without any: launches must agree, in the members that `more` names too."""
+        """Run a call by a record, and without records. Launches must be equal, also in the facts that `more` names."""
         facts, by_way = attrgetter("kernel", "config", "grid", "is_dependent", *more), []
         without: Any = mock.patch.multiple(call, RECORDS={}, recorded=lambda *_: (None, None))
         for way in (nullcontext(), without):
@@ -499,7 +499,7 @@ class Seen:
         return by_way[0]
 
     def cleared(self) -> Seen:
-        """Forget the launches and calls that were noted, and keep all records."""
+        """Forget the launches and calls that were noted so far, but keep all records."""
         self.gpu.launches.clear()
         self.made.clear()
         self.scratch.clear()
@@ -507,7 +507,7 @@ class Seen:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *of: Function) -> Seen:
-    """Have these kernels take the place of a GPU's, which all tensors seem to be on; watch calls of these functions."""
+    """Replace a GPU's kernels by these, make tensors seem to be on a GPU, and watch calls of the functions `of`."""
     on_host = checks.on_host
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: not _WHERE.computes))
     monkeypatch.setattr(scales, "has_kernel", lambda _: not _WHERE.computes)
@@ -516,7 +516,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *of: Function) -> Seen:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *of: Function) -> Seen:
-    """Note the record that each call without a record gets, or None: for these functions, or for all."""
+    """Note the record (or None) that each call gets if it has none yet: calls of the functions `of`, or of all."""
     seen, recorded, ordinary = Seen(gpu), call.recorded, replay.replay
 
     def replayed(record: Record, tensors: Any, values: Any, *more: Any) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Mega MoE: weights, tokens, and the same chain in plain torch operations, one expert after another."""
+"""Mega MoE: weights, tokens, and the same computation in plain torch operations, one expert after another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deep_gemm.core.check.checks import Operand
 from deep_gemm.gemm.packed import as_e4m3, is_packed
 
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
-"""FP8 values, their scales, experts and weights of routes."""
+"""FP8 values, the values' scales, and the expert and weight of each route."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Model:
     is_fp4: bool = False
 
     def weights(self, device: str = "cpu", seed: int = 0) -> tuple[Operand, Operand]:
-        """All experts': the gate's rows first."""
+        """Draw the weights of all experts, with the gate's rows first."""
         g = torch.Generator(device).manual_seed(seed)
         shapes = (2 * self.inter, self.hidden), (self.hidden, self.inter)
         if self.is_fp4:
@@ -41,7 +41,7 @@ class Model:
         return l1, l2
 
     def tokens(self, count: int, device: str = "cpu", seed: int = 1, all_to: int | None = None) -> Tokens:
-        """Routes have -1, and experts twice; weights have both signs."""
+        """Draw tokens: some routes are -1, some name an expert twice, and weights have both signs."""
         g = torch.Generator(device).manual_seed(seed)
         x = torch.randn(count, self.hidden, generator=g, device=device)
         ids = torch.randint(-1, self.num_experts, (count, self.topk), generator=g, device=device)
@@ -56,28 +56,28 @@ class Model:
 
 
 def random_weight(experts: int, n: int, k: int, g: torch.Generator) -> Operand:
-    """FP8 values of every exponent but the smallest, so that large ones need no FP32 copy, and scales of blocks."""
+    """Draw FP8 values from random bits, so that large weights need no FP32 copy, and scales of blocks."""
     values = torch.randint(0, 256, (experts, n, k), dtype=torch.uint8, generator=g, device=g.device)
-    values.bitwise_and_(0xB7).bitwise_or_(0x20)  # magnitudes from 2^-3 to 3.75
+    values.bitwise_and_(0xB7).bitwise_or_(0x20)  # magnitudes from 2^-3 to 0.9375
     scales = (torch.rand(experts, n // 128, k // 128, generator=g, device=g.device) + 0.5) / k**0.5
     return values.view(torch.float8_e4m3fn), scales
 
 
 def random_fp4(experts: int, n: int, k: int, g: torch.Generator) -> Operand:
-    """MXFP4 values of every code, and scales as bytes."""
+    """Draw MXFP4 values of every code, and scales as bytes."""
     values = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, generator=g, device=g.device)
     return values, torch.randint(117, 125, (experts, n, k // 32), dtype=torch.uint8, generator=g, device=g.device)
 
 
 def weights_on_gpu(num: int, hidden: int, inter: int, g: torch.Generator) -> tuple[Operand, Operand]:
-    """Weights of experts, cast from numbers about as large as a model's."""
+    """Draw weights of experts, and cast them. Their numbers are about as large as a model's."""
     shapes = (num, 2 * inter, hidden), (num, hidden, inter)
     w1, w2 = (deep_gemm.per_block_cast_to_fp8(torch.randn(s, device="cuda", generator=g) / s[2] ** 0.5) for s in shapes)
     return w1, w2
 
 
 def transformed(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:
-    """Weights as calls take them."""
+    """Transform weights to the form that calls require."""
     if is_packed(l1):
         return deep_gemm.transform_weights_for_mega_moe(l1, l2)
     return deep_gemm.transform_weights_for_mega_moe_sm90(l1, l2)
@@ -86,13 +86,13 @@ def transformed(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:
 def call(
     y: Tensor, l1: Operand, l2: Operand, buffer: SM90SymmBuffer, counts: Tensor | None, clamp: float | None
 ) -> None:
-    """A call with weights that were transformed."""
+    """Call the function for these transformed weights."""
     function = deep_gemm.fp8_fp4_mega_moe if is_packed(l1) else deep_gemm.fp8_mega_moe
     function(y, l1, l2, buffer, counts, activation_clamp=clamp)
 
 
 def filling(buffer: SM90SymmBuffer, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> dict[str, Any]:
-    """The arguments of mega_moe_pre_dispatch_sm90."""
+    """Return the arguments of mega_moe_pre_dispatch_sm90."""
     filled = {f"buf_{name}": getattr(buffer, name) for name in ("x", "x_sf", "topk_idx", "topk_weights")}
     return {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights, **filled}
 
@@ -111,7 +111,7 @@ def result(
     counts: Tensor | None = None,
     clamp: float | None = None,
 ) -> Tensor:
-    """Give the rows that a call writes, and check that it writes all of them and nothing behind them."""
+    """Return the rows that a call writes, and check that it writes all rows and nothing behind the last row."""
     fill(buffer, tokens)
     count = len(tokens[0])
     room = torch.full((count + 1, buffer.hidden), torch.nan, dtype=torch.bfloat16, device=buffer.x.device)
@@ -123,7 +123,7 @@ def result(
 
 
 def chain(tokens: Tokens, l1: Operand, l2: Operand, clamp: float | None = None) -> Tensor:
-    """The definition, in FP32 matrices and operations of torch. Of FP4 weights gate and up are rounded to BF16."""
+    """Compute the definition by torch in FP32. With FP4 weights gate and up are rounded to BF16."""
     values, scales, ids, weights = tokens
     is_fp4 = is_packed(l1)
     x = values.float() * scales.repeat_interleave(128, 1)
@@ -166,7 +166,7 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def over_ranks(world: int) -> None:
-    """Uneven tokens, a rank without any, routes of -1; the bits of one process; counts of rows that arrived."""
+    """Check bits and counts of received rows: ranks have unequal numbers of tokens or none, and some routes are -1."""
     model = Model(num_experts=2 * world)
     counts = [0, 9, 130][-world:]
     for each in (model, replace(model, is_fp4=True)):
@@ -176,7 +176,7 @@ def over_ranks(world: int) -> None:
 
 
 def to_one_rank(world: int) -> None:
-    """All routes to one expert, of the last rank; then no route at all; then no token."""
+    """Test all routes to one expert of the last rank, then routes without an expert, then no tokens."""
     model = Model(num_experts=world)
     for expert in (world - 1, -1):
         check_over_ranks(model, [5] * world, model.tokens(5 * world, all_to=expert), None)
@@ -205,7 +205,7 @@ def check_over_ranks(model: Model, by_rank: list[int], tokens: Tokens, clamp: fl
 
 
 def mega_mistakes(world: int) -> None:
-    """A mistake of the last rank is an error on each, and the group still works."""
+    """A mistake of the last rank raises an error on every rank, and the group still works."""
     model = Model(num_experts=world)
     rank, last = dist.get_rank(), world - 1
     mine = deep_gemm.distributed.owned_experts(model.num_experts)
@@ -226,7 +226,7 @@ def mega_mistakes(world: int) -> None:
         said = error_of(partial(make, None, world, tokens, 2, 256, inter))
         by_rank = [128] * last + [256]
         assert said == f"experts across processes: expected one {name} on all ranks, got {by_rank} by rank", said
-    # A rank whose GPU has no such kernels would go by collectives while the others wait for it elsewhere.
+    # A rank whose GPU lacks the kernels would use collectives, while the other ranks wait in peer memory.
     with mock.patch.object(mega_by_peers, "why_not_by_peers", lambda *_: "another GPU" if rank == last else None):
         said = error_of(lambda: make(None, world, 128, 2, 256, 128))
     by_rank = [1] * last + [0]

@@ -11,11 +11,11 @@ from lab.sim.rank_calls import Sizes
 TWO = Sizes(((3, 2), (0, 4), (4, 1), (2, 3)))
 WIDE = Sizes(((5, 6), (6, 0), (1, 5)), max_tokens=6, hidden=1040, topk=9, dtype=torch.float32, ids=torch.int32)
 MANY = Sizes(((14, 3), (9, 14)), max_tokens=14, topk=34)
-"""More tokens for each CTA than it has warps, more routes than a warp has lanes."""
+"""More tokens for each CTA than the CTA has warps, and more routes than a warp has lanes."""
 THREE = Sizes(((2, 3, 1), (3, 0, 3), (1, 2, 2)), max_tokens=3, topk=2, dtype=torch.float16)
 LONG = Sizes(((11, 8),), max_tokens=11, topk=2)
 LARGE = Sizes(((2, 1),), max_tokens=2, hidden=4096 + 144, topk=2)
-"""Rows of two stretches."""
+"""Rows that two warps copy, a part each."""
 TRIALS = [
     *(PeerTrial(TWO, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"), (4, "late_stores"))),
     PeerTrial(WIDE, 5),

@@ -1,6 +1,6 @@
 """Ways to break post_rows of tokens that are FP8 already, or stay BF16, and the calls of ranks that must notice.
 
-mutations_peers.py breaks the rest of the kernel, which is the same for other tokens.
+mutations_peers.py breaks the code of this kernel that all kinds of tokens share.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from lab.sim.rows_to_addresses import AddressesTrial
 
 ONE_UNIT = tile_config(128, 32, OUTPUT, k=128)
 TWO_UNITS = replace(tile_config(128, 64, OUTPUT, k=128), unit_n=32, panel_columns=32)
-"""As the widest tiles have, but narrow."""
+"""A narrow tile that has two units, like the widest tiles."""
 BY_THEMSELVES = tile_config(128, 64, OUTPUTS[PER_ROW, MX], k=128)
-"""FP4, whose math warps store by themselves."""
+"""A tile for FP4 weights, whose math warps store D themselves."""
 TRIALS = [
     *(
         AddressesTrial(ONE_UNIT, 72, 128, seed, name)

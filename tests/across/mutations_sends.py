@@ -1,4 +1,4 @@
-"""Ways to break the kernels of rows that travel by collectives, and the trials that must notice."""
+"""Ways to break the kernels of rows that collectives send, and the trials that must notice."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ WORLDS = list(across_cases.CASES)[: 3 if THOROUGH else 2]
 
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
-    """Run all groups of processes once, so that torch is imported once, and give the lines that they print."""
+    """Run all groups of processes once, so that torch is imported once, and return the lines that they print."""
     environment = {"PYTHONPATH": str(CASES.parents[2]), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     environment |= {name: os.environ[name] for name in ("CI", "DG_TEST_ALL") if name in os.environ}
@@ -45,7 +45,7 @@ def test_the_example_agrees_and_would_say_if_not(lines: list[str]) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_invariant", [False, True])
 def test_one_gpu_over_nccl_replays_the_decode_form(tmp_path: Path, is_invariant: bool) -> None:
-    """A group of one: the same calls, captured once and replayed with other tokens and routes."""
+    """Test calls in a group of one process, captured once and replayed with other tokens and routes."""
     deep_gemm.set_batch_invariant(is_invariant)
     with group_of_one(tmp_path):
         num, hidden, inter, topk, most = 8, 512, 256, 4, 32
@@ -60,7 +60,7 @@ def test_one_gpu_over_nccl_replays_the_decode_form(tmp_path: Path, is_invariant:
             layer.decode(x, ids, p, out=out)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has a thread that watches
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog thread calls CUDA too
             layer.decode(x, ids, p, out=out)
         for _ in range(3):
             x.normal_(generator=g)
@@ -85,7 +85,7 @@ def test_one_gpu_over_nccl_gives_the_gradients_of_one_process_and_waits_for_none
             leaves = x.clone().requires_grad_(), p.clone().requires_grad_(), module.w1, module.w2
             module.zero_grad()
             loss = module(leaves[0], ids, leaves[1]).float().square().sum()
-            torch.cuda.set_sync_debug_mode("error" if len(found) == 2 else "default")  # kernels are there by then
+            torch.cuda.set_sync_debug_mode("error" if len(found) == 2 else "default")  # the kernels are loaded by then
             try:
                 loss.backward()
             finally:

@@ -1,4 +1,4 @@
-"""The decode form by peer memory, without a GPU: what kernels find at their addresses, by records and without."""
+"""The decode form by peer memory, without a GPU: the values at the addresses of launches, by records and without."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
 
 @on_cpu
 def weights_of(experts: int, intermediate: int) -> tuple[Operand, Operand]:
-    """The weights of all experts."""
+    """Draw the weights of all experts."""
     g = torch.Generator().manual_seed(0)
     w1, w2 = (
         deep_gemm.per_block_cast_to_fp8(torch.randn(experts, *shape, generator=g))
@@ -62,7 +62,7 @@ def weights_of(experts: int, intermediate: int) -> tuple[Operand, Operand]:
 
 
 def part(weights: Sequence[Operand | Tensor], rank: int) -> list[Any]:
-    """The weights of a rank's experts."""
+    """Return the weights of a rank's experts."""
     mine = slice(rank * HERE, (rank + 1) * HERE)
     return [w[mine] if isinstance(w, Tensor) else (w[0][mine], w[1][mine]) for w in weights]
 
@@ -88,7 +88,7 @@ class Node:
 
     @on_cpu
     def right(self, one: Given, **said: Any) -> Tensor:
-        """The bits of one process with all experts."""
+        """Compute the result of one process with all experts."""
         weights = [w.bfloat16() if isinstance(w, Tensor) else w for w in self.weights]
         return some(deep_gemm.experts(*one, *weights, **said))
 
@@ -137,13 +137,13 @@ def test_calls_have_the_bits_of_one_process_by_few_records(
     assert None not in seen.made
     assert len(seen.made) == world * 2 * 2, "some tokens and none, with `out` and without"
     _, said = decode_bytes(world, MOST, TOPK, world * HERE, HIDDEN, intermediate, peer_memory=True)
-    parts = 12  # parts of the buffer; each begins at a multiple of 256 bytes
+    parts = 12  # number of tensors in the buffer; each begins at a multiple of 256 bytes
     assert node.room.num_bytes + max(seen.scratch) <= said + 4 * MOST * TOPK + 256 * parts
 
 
 @on_cpu
 def with_fp4(experts: int, which: str) -> tuple[Operand, Operand]:
-    """Weights of experts; `which` names the ones in FP4, w1 with bytes for scales and w2 with words."""
+    """Draw weights of experts; `which` names the FP4 weights. FP4's w1 has bytes for scales, and w2 has words."""
     shapes = (experts, 512, 256), (experts, 256, 256)
     g = torch.Generator().manual_seed(0)
     w1, w2 = (deep_gemm.per_block_cast_to_fp8(torch.randn(shape, generator=g) / 8) for shape in shapes)
@@ -162,7 +162,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     monkeypatch.setitem(globals(), "HIDDEN", 256)
     take(form, monkeypatch)
     node = Node(monkeypatch, world, with_fp4(world * HERE, which))
-    names = FORMS["few" if "w1" in which or form == "few" else "activated"]  # FP4 is activated behind the product
+    names = FORMS["few" if "w1" in which or form == "few" else "activated"]  # after FP4 a kernel activates
 
     def of_rank(rank: int) -> None:
         layer = node.layer(rank)
@@ -184,7 +184,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
 def test_calls_with_bf16_weights_have_the_bits_of_one_process(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, world: int, of_weights: torch.dtype
 ) -> None:
-    """Weights of other types are rounded by each call, and so are tokens, which then has no record."""
+    """Each call rounds weights and tokens of other types. A call that rounds has no record."""
     monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
     g, limit = torch.Generator().manual_seed(0), None if world == 1 else 1.5
     sizes = (world * HERE, 192, HIDDEN), (world * HERE, HIDDEN, 96)
@@ -216,7 +216,7 @@ def test_calls_with_bf16_weights_have_the_bits_of_one_process(
 
 @pytest.fixture
 def node(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """A node of one rank, which this thread is."""
+    """Return a node of one rank. This thread is the rank."""
     return Node(monkeypatch, 1)
 
 
@@ -228,7 +228,7 @@ def layer(node: Node) -> Experts:
 def test_scales_of_fp4_are_taken_as_they_lie_or_copied_by_each_call(
     seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Words that begin between elements are refused, bytes are not."""
+    """Scales in words are refused if they begin inside of a word; scales in bytes may begin anywhere."""
     monkeypatch.setitem(globals(), "HIDDEN", 256)
     w1, (values, words) = with_fp4(HERE, "w1 and w2")
     node = Node(monkeypatch, 1, (w1, (values, words)))
@@ -314,7 +314,7 @@ def test_rows_may_lie_apart(node: Node, layer: Experts, seen: Seen) -> None:
     for tokens in (1, 4):
         layer.decode(wide[:tokens, :HIDDEN], ids[:tokens], p[:tokens], out=out[:tokens])
         assert same_bits(out[:tokens], right[:tokens])
-    layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # others that lie alike
+    layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # other weights in the same layout
     node.weights = layer.held("w1"), layer.held("w2")
     assert same_bits(layer.decode(x, ids, p), node.right((x, ids, p)))
     assert len(seen.made) == len(calls)

@@ -1,4 +1,4 @@
-"""The forms by collectives, without a GPU: what kernels find at their addresses, by records and without."""
+"""The forms by collectives, without a GPU: the values at the addresses of launches, by records and without."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 class Layers:
-    """The layer of a rank, and one whose calls torch computes."""
+    """The layer of a rank, and an equal layer whose calls torch computes."""
 
     def __init__(self, rank: int, weights: Sequence[Operand | Tensor], **more: Any) -> None:
         first = weights[0]
@@ -61,7 +61,7 @@ class Layers:
 
 @pytest.fixture
 def layer(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> Layers:
-    """The layer of the only rank, which this thread is."""
+    """Return the layers of the only rank. This thread is the rank."""
     Ranks(monkeypatch, 1)
     return Layers(0, weights_of(HERE, 80))
 
@@ -130,7 +130,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_torchs(
 def test_decoded_tokens_in_bf16_have_the_bits_of_torchs_and_few_take_two_launches(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """The kernel of few tokens takes one row of each of two ranks."""
+    """The kernel for few tokens computes one row from each of two ranks."""
     ranks, g = Ranks(monkeypatch, 2), torch.Generator().manual_seed(0)
     both = [torch.randn(2 * HERE, *size, generator=g).bfloat16() / 8 for size in ((192, HIDDEN), (HIDDEN, 96))]
     six = "route_rows", "cast_rows", "bf16_gemm", "cast_rows", "bf16_gemm"
@@ -141,7 +141,7 @@ def test_decoded_tokens_in_bf16_have_the_bits_of_torchs_and_few_take_two_launche
         for number, tokens in enumerate((most, 1, rank, 0)):
             one = given(tokens, 2, 10 * number + rank)
             got, count = ranks.counted(seen.gpu.launches, partial(layer.layer.decode, *one))
-            assert number != 1 or count == expected  # call 0 launches more, once
+            assert number != 1 or count == expected  # call 0 launches more kernels, which later calls do not need
             with computing():
                 assert same_bits(got, some(layer.torchs.decode(*one)))
 
@@ -150,7 +150,7 @@ def test_decoded_tokens_in_bf16_have_the_bits_of_torchs_and_few_take_two_launche
 
 
 def test_each_part_is_one_record(layer: Layers, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that a part launches by its record the same kernels as without one, in order."""
+    """Check that a part launches by its record the same kernels, in order, as without a record."""
     functions: list[call.Function] = []
     recorded = call.recorded
 
@@ -195,7 +195,7 @@ def test_tokens_and_weights_may_lie_apart(layer: Layers, seen: Seen) -> None:
         for _ in range(2):
             assert same_bits(layer(*one), layer.right(*one)), name
         assert (None in seen.made) == (name not in ("rows apart", "int32")), name
-    for of in (layer.layer, layer.torchs):  # others that lie alike, and some further from expert to expert
+    for of in (layer.layer, layer.torchs):  # other weights in the same layout, and some with other strides
         of.w1_values, of.w1_scales = of.w1_values.clone(), 2 * of.w1_scales
     seen.cleared()
     assert same_bits(layer(x, ids, p), layer.right(x, ids, p))
@@ -240,10 +240,10 @@ def test_one_gpu_over_nccl_gives_the_bits_of_one_process(tmp_path: Path) -> None
         g = torch.Generator("cuda").manual_seed(0)
         w1, w2 = weights_on_gpu(num, hidden, inter, g)
         layer = Experts(num, w1, w2)
-        for tokens in (24, 1, 900, 24, 0, 899, 4096, 901):  # from 2048 routes on product 1 activates
+        for tokens in (24, 1, 900, 24, 0, 899, 4096, 901):  # from 2048 routes on, the first product activates
             x = torch.randn(tokens, hidden, device="cuda", generator=g).bfloat16()
             ids = torch.randint(-1, num, (tokens, topk), device="cuda", generator=g)
             one = x, ids, torch.rand(tokens, topk, device="cuda", generator=g)
             right = some(deep_gemm.experts(*one, w1, w2))
-            torch.empty(1 << 26, device="cuda").fill_(torch.nan)  # memory that a buffer may get
+            torch.empty(1 << 26, device="cuda").fill_(torch.nan)  # a later buffer may get this memory
             assert torch.equal(layer(*one), right), tokens

@@ -104,7 +104,7 @@ def test_tokens_are_cast_into_the_buffer_as_on_the_cpu() -> None:
 @pytest.mark.parametrize("is_fp4", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int, is_fp4: bool) -> None:
-    """Each rank on a stream of its own, three calls in a row."""
+    """Make three calls in a row; each rank has its own stream."""
     model, by_rank = Model(512, 256, 16, 4, is_fp4), (24, 0, 7, 1)[:ranks]
     weights, here = model.weights(DEVICE), 16 // ranks
     sizes = [mega_sizes(16, 128, 4, 512, 256, True, "swiglu", rank, ranks) for rank in range(ranks)]
@@ -151,7 +151,7 @@ def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int, is_fp
 
 
 def test_other_routes_leave_nothing_behind() -> None:
-    """Slots keep rows of earlier calls; a slot that has no expert now must add nothing."""
+    """Slots keep rows of earlier calls; a slot whose route now has no expert must add nothing."""
     model = Model(512, 256, 16, 4)
     weights, buffer = model.weights(DEVICE), model.buffer()
     result(buffer, model.tokens(128, DEVICE, seed=1), *weights)

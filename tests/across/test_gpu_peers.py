@@ -36,7 +36,7 @@ NUM, HIDDEN, INTER, TOPK, MAX_TOKENS, SECONDS = 8, 512, 256, 4, 24, 5.0
 
 @pytest.fixture(params=["apart", "in the product", "by one kernel"], autouse=True)
 def rows_are_activated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are activated by a kernel of their own, many by the first product: all ways with few."""
+    """Activate few rows in each way: by a separate kernel, by the first product, by one kernel for both products."""
     if request.param != "apart":
         monkeypatch.setattr(layers, "MANY_ROWS", 1)
     monkeypatch.setattr(rows_twice, "LEAST_RANKS", 1 if request.param == "by one kernel" else 9)

@@ -1,4 +1,4 @@
-"""Calls of mega MoE by peer memory, without a GPU: what kernels find at their addresses."""
+"""Calls of mega MoE by peer memory, without a GPU: the values at the addresses of launches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
 
 
 class Node:
-    """Buffers of ranks that know each other's rooms, and weights."""
+    """Weights, and the buffers of ranks that know each other's rooms."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int, *, model: Model = MODEL) -> None:
         self.world, self.here, self.ranks = world, MODEL.num_experts // world, Ranks(monkeypatch, world)
@@ -68,7 +68,7 @@ class Node:
 
     @on_cpu
     def right(self, tokens: Tokens, clamp: float | None = None) -> Tensor:
-        """The bits of one process by collectives."""
+        """Compute the result of one process by collectives."""
         return result(self.model.buffer(max(len(tokens[0]), 1)), tokens, *self.weights, clamp=clamp)
 
 
@@ -121,7 +121,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     tokens = node.tokens_of(sum(by_rank))
     right = torch.split(node.right(tokens, 0.5), by_rank)
     forms = [(name, form, 1) for name, form in FORMS.items() if "FP32" not in name]
-    # Bytes that are no whole words, and an l1 of any scales, are checked and copied by each call.
+    # Scales in bytes that do not fill whole words, and an l1 with any scales, are checked and copied by each call.
     forms += [("apart", lambda scales: torch.cat([scales, scales[..., :1]], -1)[..., :-1], 3)]
 
     def of_rank(rank: int) -> None:
@@ -137,7 +137,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
                 assert same_bits(y, right[rank]), name
             assert [each is None for each in seen.made] == [name == "apart"] * number * world, name
             node.ranks.meeting.wait()
-        y.fill_(7)  # no stand-in for a kernel multiplies these
+        y.fill_(7)  # the functions that replace kernels do not support these weights
         monkeypatch.setattr(mega_by_peers, "product_of_stacked_rows", on_cpu(product_of_stacked_rows))
         call_mega(y, (l1[0], FORMS["powers of two in FP32"](l1[1])), l2, buffer, None, 0.5)
         assert same_bits(y, right[rank])
@@ -151,7 +151,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
 
 
 class Alone:
-    """One rank with its buffer filled, and the right result."""
+    """A single rank with a filled buffer, and the right result."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int = 6) -> None:
         self.node = node = Node(monkeypatch, 1)
@@ -296,7 +296,7 @@ def test_a_buffer_that_was_destroyed_lets_go_of_its_memory(seen: Seen, monkeypat
     del calls, weights, alone.l1, alone.l2
     alone.node.memories.clear()
     gc.collect()
-    gc.disable()  # memory of a GPU is given back at once
+    gc.disable()  # a GPU's memory must be released without the collector
     try:
         alone.buffer.destroy()
         assert [each() for each in held] == [None] * len(held)

@@ -1,4 +1,4 @@
-"""Mega MoE on one process: names, mistakes, weights in turns, and values. test_distributed.py has several processes."""
+"""Mega MoE on one process: names, mistakes, alternating rows, values. test_distributed.py has several processes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_package_works_without_these_where_torch_has_no_distributed() -> Non
 
 def test_a_buffer_is_what_callers_fill() -> None:
     buffer = MODEL.buffer(129)
-    t = 256  # rounded up
+    t = 256  # rounded up to a multiple of 128
     assert (buffer.num_experts, buffer.num_max_tokens_per_rank, buffer.num_topk) == (6, t, 3)
     assert (buffer.hidden, buffer.intermediate_hidden) == (256, 128)
     rows = t * 3
@@ -242,8 +242,8 @@ def test_keywords_of_later_are_accepted_where_they_change_nothing() -> None:
     [
         (MODEL, 1),
         (MODEL, 33),
-        (Model(512, 256, 32, 6), 8),  # 4096, 2048, 256 experts, top-6, made smaller
-        (Model(768, 384, 48, 6), 24),  # 7168, 3072, 384 experts, top-6
+        (Model(512, 256, 32, 6), 8),  # hidden 4096, intermediate 2048, 256 experts, top-6, made smaller
+        (Model(768, 384, 48, 6), 24),  # hidden 7168, intermediate 3072, 384 experts, top-6, made smaller
         (FP4, 33),
         (Model(512, 384, 48, 6, is_fp4=True), 24),
     ],
@@ -295,17 +295,17 @@ def test_the_weight_of_a_route_comes_before_the_cast_of_its_middle_and_routes_ar
     assert torch.equal(y, ((one + two) + three).bfloat16().float())
     assert not torch.equal(y, ((one + three) + two).bfloat16().float())
     weighted_later = (large * of_routes([1, -1, -1], [1.0] * 3)).bfloat16().float()
-    assert not torch.equal(one, weighted_later)  # 3 moves scales between powers of two, so the cast rounds otherwise
+    assert not torch.equal(one, weighted_later)  # scales that are no powers of two round differently
 
 
 def test_the_middle_has_a_scale_for_each_64_columns() -> None:
-    """Where up is 2^10 times as large in every other block of 64, one scale for 128 would leave little of the rest."""
+    """If every other block of 64 columns is far larger, one scale for 128 would leave few bits of the small blocks."""
     model = Model(num_experts=1, topk=1)
     (v1, s1), l2 = model.weights()
     v1 = v1.clone()
     v1[0, 128:192] = (v1[0, 128:192].float() * 2.0**-6).to(v1.dtype)
     values = l2[0].float()
-    values[:, :, 64:] = 0  # of the middle the small columns alone count
+    values[:, :, 64:] = 0  # only the small columns of the middle reach the result
     l2 = values.to(v1.dtype), l2[1]
     tokens = model.tokens(8)
     tokens[2].zero_()

@@ -1,4 +1,4 @@
-"""The host's decisions for rows that go to addresses, as far as a machine without a GPU can check them."""
+"""The host's decisions for rows that are stored at addresses, checked without a GPU."""
 
 from __future__ import annotations
 

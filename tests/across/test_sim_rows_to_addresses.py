@@ -1,4 +1,4 @@
-"""Grouped products whose rows go to addresses, in the simulator: against the reference, and all memory around."""
+"""Grouped products whose rows go to addresses, in the simulator: compared with the reference, memory around too."""
 
 from __future__ import annotations
 

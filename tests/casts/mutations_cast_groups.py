@@ -13,7 +13,7 @@ COUNTS_FEW = cast_config(torch.float32, is_aligned=True, is_few=True, groups=Gro
 ENDS = cast_config(torch.bfloat16, is_aligned=True, is_few=False, activates=True, groups=Groups.ENDS)
 ENDS_FEW = cast_config(torch.bfloat16, is_aligned=True, is_few=True, activates=True, groups=Groups.ENDS)
 UNTIL = cast_config(torch.bfloat16, is_aligned=True, is_few=False, activates=True, groups=Groups.UNTIL)
-MANY = tuple(i * 7 % 5 for i in range(700))  # more groups than the threads of a warp count
+MANY = tuple(i * 7 % 5 for i in range(700))  # more groups than a warp can count with one for each thread
 
 TRIALS = [
     RowTrial(COUNTS, 60, 136, 1, data="mixed", sizes=(0, 12, 5, 1, 11)),

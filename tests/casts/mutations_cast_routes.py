@@ -11,7 +11,7 @@ from lab.sim.cast_rows import RowTrial
 from lab.sim.mutate import Mutation
 
 FEW, SINGLE = (cast_config(torch.bfloat16, is_aligned, is_few=True, to_routes=True) for is_aligned in (True, False))
-BF16 = replace(FEW, rows=4)  # no configuration has teams of several rows today
+BF16 = replace(FEW, rows=4)  # no configuration that calls choose has several rows for a team
 
 TRIALS = [
     RowTrial(BF16, 23, 264, 1, data="mixed", topk=3),

@@ -114,7 +114,7 @@ def reference(cast: Callable[..., Any], x: Any, *args: object, **options: object
 
 
 def used(found: Quantized, right: Quantized, is_there: Tensor) -> tuple[Quantized, Quantized]:
-    """Check that both results have the same shapes and strides; return the rows of both that are in use."""
+    """Check that both results have the same shapes and strides; return each result's rows that are in use."""
     assert [each.shape for each in found] == [each.shape for each in right]
     assert found[1].stride() == right[1].stride()
     return (found[0].cpu()[is_there], found[1].cpu()[is_there]), (right[0][is_there], right[1][is_there])
@@ -131,7 +131,7 @@ three_casts = pytest.mark.parametrize("name", [f"per_{of}_cast_to_fp8" for of in
 def assert_matrices(
     kernels: Kernels, cast: Any, few: Sequence[tuple[int, int]], many: Sequence[tuple[int, int]] = SHAPES, **said: Any
 ) -> None:
-    """Compare a cast of one launch with the reference, for matrices in all layouts, some with a least amax."""
+    """Compare a cast of one launch with the reference, for matrices in all layouts, some with `min_amax`."""
     block_rows = said.get("gran_k") or 1
     for dtype in kernels.pick((torch.bfloat16,), INPUTS):
         for seed, shape in enumerate(kernels.pick(few, many)):
@@ -252,7 +252,7 @@ WIDE = (2, 1024), (3, 4104), (1, 8200), (1, 16392)
 @pytest.mark.parametrize("use_ue8m0", [False, True])
 @pytest.mark.parametrize("mn_major", [False, True])
 def test_rows_under_one_scale(kernels: Kernels, mn_major: bool, use_ue8m0: bool) -> None:
-    """Test each number of lanes that share a row, and rows that are too long for a team to hold."""
+    """Test each number of lanes that share a row, and rows that are too long for a team's registers."""
     cast, said = deep_gemm.per_token_cast_to_fp8, {"use_ue8m0": use_ue8m0, "gran_k": 0, "mn_major": mn_major}
     assert_matrices(kernels, cast, [(24, 264), *WIDE], [*SHAPES, *WIDE, (5, 40000)], **said)
     x = wild(24, 264, torch.bfloat16, 23).view(2, 3, 4, 264)

@@ -1,4 +1,4 @@
-"""Casts of groups along their rows, and of SiLU's gradient, compared with casts of each group and FP64 autograd."""
+"""Casts along groups' rows are compared with casts of each group; casts of SiLU's gradient with FP64 autograd."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_weights_that_are_mxfp4_come_back_as_they_were(seed: int, shape: tuple[i
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_group_is_cut_off_where_rounding_up_would_lose_more(device: str) -> None:
-    """The largest number up to 7 is cut off to 6: the next scale's 8 is no nearer. Above 7, 8 is nearer."""
+    """With a scale of 1 a largest number up to 7 becomes 6. Above 7 the 8 of the next scale, 2, is nearer."""
     w = torch.zeros(3, 32, device=device)
     w[:, 0], w[:, 1] = torch.tensor([7.0, 7.001, -6.9], device=device), 1.0
     packed, scales = quantize_mxfp4(w)

@@ -64,7 +64,7 @@ def spread(scales: Tensor, block: tuple[int, int], shape: Sequence[int]) -> Tens
 
 
 def half_unit(magnitude: Tensor) -> Tensor:
-    """Return half the distance of the E4M3 numbers around a magnitude. Subnormal numbers are 2^-9 apart."""
+    """Return half the distance between the two E4M3 numbers next to a magnitude. Subnormal numbers are 2^-9 apart."""
     exponent = (torch.frexp(magnitude).exponent - 1).clamp_min(-6)
     return torch.ldexp(torch.full_like(magnitude, 0.5), exponent - 3)
 
@@ -83,7 +83,7 @@ def assert_nearest(x: Tensor, values: Tensor, scales: Tensor, block: tuple[int, 
 
 
 def block_maxima(x: Tensor, block: tuple[int, int]) -> Tensor:
-    """Return the largest magnitude of each block, by the slow way."""
+    """Return the largest magnitude of each block, one block at a time."""
     bands = [torch.split(band, block[1], -1) for band in torch.split(x, block[0], -2)]
     return torch.stack([torch.stack([part.abs().amax((-2, -1)) for part in band], -1) for band in bands], -2)
 

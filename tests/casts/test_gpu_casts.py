@@ -121,7 +121,7 @@ def test_scales_of_every_mantissa(exponent: int) -> None:
 @pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
 @pytest.mark.parametrize("to", [PER_ROW, *(Target(columns=columns, format=FP4) for columns in FP4.blocks)], ids=str)
 def test_quotients_of_every_mantissa(to: Target, exponent: int) -> None:
-    """Cast all FP32 numbers with this exponent in 65536 rows of 128, then their products with other factors."""
+    """Cast all FP32 numbers with this exponent, 65536 rows of 128, times 1, 1/3 and 0.7; column 0 varies the scales."""
     bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
     x = bits.view(torch.float32).view(-1, 128)
     for factor in (1.0, 1 / 3, 0.7):
@@ -343,7 +343,7 @@ def test_copies_follow_their_stream() -> None:
 
 @pytest.mark.parametrize("pdl", [False, True])
 def test_products_in_a_captured_graph_lay_changed_scales(pdl: bool) -> None:
-    """Products by rows of A, by rows of both, grouped, masked and along k each run the kernel that lays out scales."""
+    """Products by scales of A's rows, of both operands' rows, and of groups all run the kernel that lays out scales."""
     m, n, k, groups = 512, 256, 1024, 2
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16)

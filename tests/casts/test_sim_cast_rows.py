@@ -168,7 +168,7 @@ def test_ctas_take_unit_after_unit(groups: Groups, num_sms: int, activates: bool
 
 
 def test_the_rows_of_groups_are_the_packages() -> None:
-    """Check that these tests expect the rows that the CPU uses, for all sizes that a caller may pass."""
+    """Check that trials cast the rows that the package's CPU code casts, for all sizes that a caller may pass."""
     counts = RowTrial(config(groups=Groups.COUNTS), 64, 8, sizes=(0, 16, 3, -7))
     assert is_cast(counts).tolist() == [row in range(16, 32) or row in range(32, 35) for row in range(64)]
     for alignment in (1, 8):

@@ -1,4 +1,4 @@
-"""Import the package with one module broken, in a process of its own, so that all other modules use the broken one.
+"""Import the package with one module broken, in a separate process, so that all other modules use the broken module.
 
 This file imports nothing from the package: every module must be loaded after the broken one.
 """

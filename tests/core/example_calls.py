@@ -33,7 +33,7 @@ class Example:
     """The public function's name."""
     given: Arguments
     refuses: str = ""
-    """Operands (sfw: the scales of w) that are refused if they were computed from a tensor that requires a gradient."""
+    """Operands (sfw: scales of w) that are refused if autograd computed them from a tensor that requires a gradient."""
     writes: str = ""
     """Outputs, which must be refused if they require a gradient."""
 

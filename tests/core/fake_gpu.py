@@ -1,4 +1,4 @@
-"""A fake GPU that launches nothing: calls with CPU tensors run the code for a GPU until they reach the driver."""
+"""A fake GPU that launches nothing: calls with CPU tensors run the code for a GPU up to the call of the driver."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def install(
 
     monkeypatch.setattr(gpus, "_properties", lambda _: properties)
     monkeypatch.setattr(Kernel, "launcher", lambda *of: launcher_of(*of, threading.get_ident()))
-    # No driver exists to be asked, or to be called by replay.c.
+    # There is no driver that could answer queries, or that replay.c could call.
     monkeypatch.setattr(call, "native", lambda: None)
     monkeypatch.setattr(Kernel, "fits", lambda *_: True)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # as for a CPU tensor

@@ -202,7 +202,7 @@ def scales_trial(is_m_major: bool) -> None:
 
 
 def records_trial() -> None:
-    """Compare calls by records, also with other rows, to the same calls without records; check views and rooms."""
+    """Compare calls by records, also for other numbers of rows, to calls without records; check views and rooms."""
     import pytest
     import test_call
     import test_shadow

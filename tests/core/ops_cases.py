@@ -18,9 +18,9 @@ from deep_gemm import ExpertRows
 N, K, GROUPS, TOPK = 16, 272, 3, 2
 KS = [16, 128]
 MANY = {"sizes": (130, 150, 301)}
-"""Numbers of rows for results with a dimension of ceil(m / 128): PyTorch compiles a separate graph if that is 1.
+"""Numbers of rows for results with a dimension of ceil(m / 128): PyTorch compiles a separate graph for the size 1.
 
-No size is a multiple of 4: for such sizes Inductor compiles a separate graph if it returns m-major scales.
+No size is a multiple of 4: Inductor compiles a separate graph for multiples of 4 if a graph returns m-major scales.
 """
 
 

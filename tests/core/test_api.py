@@ -45,11 +45,11 @@ class Case:
     written: Tensor
     """The elements of D that the product writes."""
     tensor_core_bound: Tensor
-    """How much further a kernel's partial sums may be from the exact sums."""
+    """How much the error of a kernel's partial sums may add to the error bound."""
     extra: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.bfloat16
     d_starts_as: float = CANARY
-    """The value in D before the call: a canary, or the number that the product is added to."""
+    """The value of D before the call: a canary, or the number to which the call adds the product."""
 
 
 def dense_case(major: str = "nt", sfb_rows: int = 128, dtype: torch.dtype = torch.bfloat16, into: float = 0) -> Case:
@@ -78,7 +78,7 @@ def contiguous_case(layout: str, major: str = "nt", zero_padding: bool = True) -
     extra: dict[str, Any]
     if layout == "ids":
         ids[:37], ids[40:41], ids[50:90], ids[200:210] = 2, 0, 2, 1
-        padding = (torch.arange(m) < 256) & (ids < 0)  # these become zeros; the rows behind them are not written
+        padding = (torch.arange(m) < 256) & (ids < 0)  # these rows become zeros; the rows behind them are not written
         extra = {"grouped_layout": ids}
     elif layout == "ends":
         ends = torch.tensor([37, 128, 300], dtype=torch.int32)
@@ -222,7 +222,7 @@ def test_every_product_in_every_call_form(name: str, form: str, device: str) -> 
 
 def test_the_table_above_has_every_public_product() -> None:
     public = {name for name in vars(deep_gemm)["__all__"] if "fp8" in name and "gemm" in name}
-    of_other_shapes = {"fp8_gemm_nt_skip_head_mid"}  # tests/gemm/skip/test_skip_head_mid.py has it
+    of_other_shapes = {"fp8_gemm_nt_skip_head_mid"}  # tests/gemm/skip/test_skip_head_mid.py tests it
     assert public == set(PRODUCTS) | of_other_shapes
 
 

@@ -50,7 +50,7 @@ class Case(NamedTuple):
     unread: tuple[str, ...] = ()
     """Tensors that are checked but never read, so an output may overlap them."""
     is_dependent: bool = False
-    """True if the first kernel may begin before the kernel ahead of it ends, whatever the settings say."""
+    """True if the first kernel may begin before the previous kernel ends, in any settings."""
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_() for name, x in self.given.items()}
@@ -234,7 +234,7 @@ def gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
-    """Return a list that receives each function that a call runs in full, to record it or to answer it."""
+    """Return a list that receives each function that runs in full, because no record serves the call."""
     found: list[Function] = []
 
     def answer(function: Function, by: Callable[..., Any], *given: Any) -> Any:
@@ -279,13 +279,13 @@ class Memory:
         return x
 
     def has(self, address: int) -> bool:
-        return any(first - (1 << 15) <= address < end for first, end in self.blocks)  # a map may begin ahead
+        return any(first - (1 << 15) <= address < end for first, end in self.blocks)  # maps may begin before a tensor
 
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, run: Callable[[], Any], records: Any = None) -> None:
     """Check that a call by its record makes the launches and results of a call without one, except for new addresses.
 
-    `records`: the function that returns the record of a call that has none yet.
+    `records`: the function that makes the record of a call without a stored record.
     """
     launches, outs, memories = [], [], []
     for recorded in (records, lambda *_: (None, None)):
@@ -458,7 +458,7 @@ def test_each_way_of_a_layer_is_one_record(name: str, gpu: FakeGpu, monkeypatch:
 
 
 def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu) -> None:
-    """Torch computes one part, so each launch has its own record. A D made without a record is on the CPU."""
+    """Torch computes a part of the layer, so each launch has a record. A D made without a record is on the CPU."""
     there = placed({"x": bf16(48, 512), "w": bf16(1024, 512), "grad": bf16(48, 1024), "main_grad": zeros(1024, 512)})
     launches = []
     for _ in range(3):
@@ -473,7 +473,7 @@ def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu)
 
 
 def with_rows(given: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Return the tensors with other rows: in each dimension whose size is the first tensor's rows, or twice as many."""
+    """Return tensors for `rows` rows: a dimension of m or 2 m elements (m: the first tensor's rows) changes."""
     m = len(next(iter(given.values())))
     found = {}
     for name, x in given.items():
@@ -504,7 +504,7 @@ def test_other_rows_have_their_own_numbers(name: str, gpu: FakeGpu, monkeypatch:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_like_one_before_is_not_asked(name: str, gpu: FakeGpu, asked: list[Function]) -> None:
-    """Check also that all launches of a call share one record, even if other functions compute parts of the call."""
+    """Check also that a call's launches are all in one record, even if other functions compute parts of the call."""
     for _ in range(4):
         CASES[name].call(**tensors_of(name))
         assert (asked.count(CASES[name].of), gpu.records) == (1, 1)
@@ -589,7 +589,7 @@ def test_what_is_kept_holds_no_memory(name: str, gpu: FakeGpu) -> None:
 
 
 def test_what_is_said_counts_with_its_type(gpu: FakeGpu) -> None:
-    """True equals 1 in Python, but must not be accepted in its place here."""
+    """True equals 1 in Python, but a record of a call with 1 must not serve a call with True."""
     given = tensors_of("logits")
     operands: Any = given.pop("q"), (given.pop("kv"), given.pop("sfkv")), *given.values()
     run: Any = partial(deep_gemm.fp8_mqa_logits, *operands)

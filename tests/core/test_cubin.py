@@ -224,7 +224,7 @@ def test_what_is_no_cubin_is_a_value_error(data: bytes, read: Callable[[bytes], 
 def test_every_truncation_is_a_value_error() -> None:
     cubin = compiled(TWO).cubin
     section_table, sections = struct.unpack_from("<Q", cubin, 0x28)[0], cubin[0x3C]
-    for length in range(0, section_table + 64 * sections, 7):  # only program headers follow, and nothing reads them
+    for length in range(0, section_table + 64 * sections, 7):  # only program headers follow, which no reader uses
         with pytest.raises(ValueError, match="cubin: "):
             read_kernels(cubin[:length])
 

@@ -1,4 +1,4 @@
-"""Situations that users of similar kernels met, and that no other test makes: see docs/incidents.md."""
+"""Situations that users of similar kernels met, and that no other test covers: see docs/incidents.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.bench.timing import L2Flush
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = 1e-3
-"""Allowed `calc_diff` from the product of the numbers before the cast. Most of it is the error of the casts."""
+"""Allowed `calc_diff` from the product of the numbers before the cast. Most of this difference is the casts' error."""
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_operands_and_results_may_lie_where_memory_begins(form: str) -> None:
 
 
 def test_groups_along_k_with_an_odd_number_of_tiles() -> None:
-    """Each group has 121 tiles of 128x128, so a cluster of two that takes tiles in order straddles two depths."""
+    """Each group has 121 tiles of 128x128, so a cluster of two that takes tiles in order would straddle two groups."""
     ks, m = [384, 256], 1408
     a, b = random(sum(ks), m), random(m, sum(ks)).t().contiguous()
     groups = zip(torch.split(a, ks), torch.split(b, ks), strict=True)

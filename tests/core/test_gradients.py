@@ -1,4 +1,4 @@
-"""Public functions that have gradients, and functions that refuse to lose one: no gradient is cut silently."""
+"""Public functions have gradients, or refuse operands whose gradients would be lost: no gradient is lost silently."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_was_computed_from_something_trained_is_refused(name: str, call: Ca
 
 @named(OPERANDS)
 def test_parameters_and_views_of_them_are_let_through(name: str, call: Callable[[Pass], Any]) -> None:
-    """A leaf may require a gradient without being trained, as weights in FP8 do."""
+    """A leaf may require a gradient without being trained, for example an FP8 weight."""
     same = "get_mn_major_tma_aligned_tensor sf", "transform_sf_into_required_layout sf", "per_tensor_cast_to_fp8 scale"
     gives_them_back = name in same
     for way in (leaf, lambda x: leaf(x)[:]):

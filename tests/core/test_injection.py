@@ -23,7 +23,7 @@ KERNELS: dict[str, tuple[Callable[[Any], dict[str, str]], Any]] = {
 
 
 class EvilNumber(int):
-    """Calculates and compares as the number that it is, but prints as something else."""
+    """An int that calculates and compares normally, but prints a different text."""
 
     def __str__(self) -> str:
         return EVIL

@@ -196,7 +196,7 @@ BY_BOTH = one_in(3, list(CONFIGS))
 
 IN_USE = tuple(map(int, compiler_version().split(".")[:2]))
 KEPT_OTHERWISE = {"decode 64"} if IN_USE >= (13, 1) else set()
-"""NVRTC 13.1 and later reuse other operands in these than 12.9 and 13.0 do, but set the same yield bits."""
+"""Kernels that get other reuse bits from NVRTC 13.1 and later than from 12.9 and 13.0, but the same yield bits."""
 
 has_interleaving_compiler = pytest.mark.skipif(
     IN_USE < COMPILERS_THAT_INTERLEAVE, reason=f"needs NVRTC 12.9 or later, has {compiler_version()}"

@@ -40,7 +40,7 @@ def scales(*shape: int) -> Tensor:
 
 
 def assert_loads_directly(sf: Tensor) -> None:
-    """Check what TMA needs: contiguous columns of 4-byte scales; pitch, distance of groups and address in 16 bytes."""
+    """Check TMA's rules: columns of 4-byte scales are contiguous; pitches and addresses are multiples of 16 bytes."""
     mn, blocks = sf.shape[-2:]
     assert mn <= 1 or sf.stride(-2) == 1
     assert blocks <= 1 or (sf.stride(-1) % 4 == 0 and sf.stride(-1) >= mn)
@@ -126,7 +126,7 @@ def test_tma_takes_one_column_as_it_lies(gpu: FakeGpu) -> None:
         ((8, 1), (1, 8)),
         ((1, 1), (1, 4)),
         ((1, 3), (1, 4)),
-        ((2, 5, 1), (8, 1, 8)),  # copied, because the distance of groups is no multiple of 16 bytes
+        ((2, 5, 1), (8, 1, 8)),  # copied, because the distance between groups is no multiple of 16 bytes
         ((2, 4, 1), (4, 1, 4)),
         ((1, 5, 3), (24, 1, 8)),
         ((1, 1, 1), (4, 1, 4)),
@@ -160,8 +160,8 @@ def lay_in(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> 
         ((8, 3), (3, 1), 0),  # row-major
         ((6, 3), (1, 6), 0),  # a pitch of 24 bytes
         ((8, 3), (1, 8), 1),  # an address that is no multiple of 16 bytes
-        ((4, 3), (2, 8), 0),  # every second row
-        ((2, 8, 3), (26, 1, 8), 0),  # a distance of groups that is no multiple of 16 bytes
+        ((4, 3), (2, 8), 0),  # every other row
+        ((2, 8, 3), (26, 1, 8), 0),  # a distance between groups that is no multiple of 16 bytes
         ((2, 8, 3), (3, 6, 1), 0),  # groups are the second innermost dimension
     ],
 )

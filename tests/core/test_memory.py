@@ -72,7 +72,7 @@ class SlowDict(dict[str, None]):
 
 
 def test_threads_that_make_room_at_a_time_do_not_meet() -> None:
-    """Without a lock, both threads would find the same oldest entry, and the second could not remove it."""
+    """Without a lock, both threads would find the same oldest entry, and the second thread could not remove it."""
     kept, failed = SlowDict(a=None, b=None), list[Exception]()
 
     def keep(name: str) -> None:

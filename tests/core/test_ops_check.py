@@ -97,7 +97,7 @@ HOLD_ANYTHING = "logits in compressed rows", "logits of pages"
 
 
 def samples() -> Iterator[Sample]:
-    """Yield calls of every overload of operators: calls by public functions, then arguments that these rarely pass."""
+    """Yield calls of all overloads of operators: from public functions, then with arguments that they rarely pass."""
 
     def call(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Sample:
         return operator, args, kwargs

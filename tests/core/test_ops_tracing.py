@@ -106,7 +106,7 @@ FLOPS = {
     "logits of pages": 2 * M * 8 * 32 * 60,
     "hyper-connections": 2 * M * 8 * 128,
 }
-"""Operations of calls that do more than multiply one matrix [M, K] by one [N, K]."""
+"""Number of operations of each call that does more than multiply a matrix [M, K] by a matrix [N, K]."""
 
 
 @every_case

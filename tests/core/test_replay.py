@@ -392,7 +392,7 @@ def test_other_calls_go_back_to_python(native: Native, other: Any) -> None:
 
 @pytest.mark.parametrize("is_native", [True, False])
 def test_records_are_found_by_all_that_is_not_free(native: Native, is_native: bool) -> None:
-    """A record serves any number of rows, but only one pitch, one alignment of addresses and one count of integers."""
+    """A record serves any number of rows, but only one pitch, one alignment of addresses and one number of integers."""
     record, _, _ = one_launch(native)
     kept = replay.Records([((0,), ())] * 2, native.module if is_native else None)
 

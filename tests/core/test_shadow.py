@@ -256,7 +256,7 @@ def test_results_are_memory_of_their_own(results: Callable[..., Any]) -> None:
 
 
 def test_a_room_without_elements_serves_no_call_that_has_some() -> None:
-    """A record of a room with elements does not serve a call without elements either: the room's size would differ."""
+    """A record of a room with elements serves no call without elements, or vice versa: the room's size would differ."""
     for m, others in ((0, (1, 9)), (5, (0,))):
         r, x = recording(rows(m))
         r.room(x.shape, torch.float32)

@@ -98,7 +98,7 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.reference", "made if p.bias is None else made + p.bias[group]).to", "made).to", WHOLE),
     ("gemm.reference", "* torch.mul(sfa, sfb.mT)", "* torch.mul(sfa, 1)", WHOLE),
     ("gemm.problem", "p.d.masked_fill_(padding_rows(ids, p.alignment)[:, None], 0)", "pass", WHOLE),
-    # FP4 as E4M3
+    # FP4 converted to E4M3
     (PACKED, "magnitudes > 1", "magnitudes > 0", FP4),
     (PACKED, "(magnitudes << 2) + HALF", "(magnitudes << 2) | HALF", FP4),
     (PACKED, "magnitudes * HALF", "HALF", FP4),

@@ -1,4 +1,4 @@
-"""Tiles: each tile has a name of its own, which its configurations share, and a search by name finds the tile."""
+"""Tiles: each tile has a different name, which the tile's configurations share, and a search by name finds the tile."""
 
 from __future__ import annotations
 

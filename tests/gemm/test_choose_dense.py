@@ -160,7 +160,7 @@ def test_few_kernels_serve_one_weight_whatever_m(n: int, k: int) -> None:
 @settings(max_examples=50)
 @given(rows, columns, depths, st.sampled_from(OUTPUTS))
 def test_the_choice_has_the_lowest_cost_on_its_menu(m: int, n: int, k: int, output: Output) -> None:
-    """The cost is compared at the end of m's band. The next test shows that this decides for the whole band."""
+    """Costs are compared at the largest m of a band. The next test shows that the whole band has this choice."""
     end = min((end for end in BANDS if end >= m), default=BANDS[-1])
     on_menu = {offer.tile for offer in menu_of(n, k, output, H200).offers}
     costs = {one.tile: one.cost_us for one in Question(end, n, k, output, 1, H200).candidates() if one.tile in on_menu}

@@ -1,4 +1,4 @@
-"""`explain`: all candidates for every product, the predicted time of each, and the reason why it lost."""
+"""`explain`: all candidates for every product, each with the predicted time and the reason why it was not chosen."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def operand(shape: tuple[int, ...], of: Scales, seed: int) -> tuple[Tensor, Tens
 
 
 def by_definition(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], of_a: Scales, of_b: Scales) -> tuple[Tensor, ...]:
-    """Return D in FP32 by the definition, and how far another order of sums and the tensor cores may be from it."""
+    """Return D in FP32 by the definition, and how far another order of sums, and tensor cores, may be from this D."""
     (x, sx), (y, sy) = a, b
     columns = min(of_a.columns, of_b.columns)
     acc, terms, sums = (torch.zeros(len(x), len(y), dtype=torch.float64) for _ in range(3))

@@ -277,7 +277,7 @@ def test_a_dependent_launch_is_what_set_pdl_says(gpu: FakeGpu, shape: tuple[int,
 def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, m: int, is_enabled: bool
 ) -> None:
-    """Launches by other rows' records are dependent too. Only after a cast does the decode kernel know B is ready."""
+    """Launches by records of other m are dependent too. The decode kernel knows only after a cast that B is ready."""
     deep_gemm.set_pdl(is_enabled)
 
     def weight_is_ready() -> int | None:

@@ -1,4 +1,4 @@
-"""Products that add up blocks of columns, in the simulator: each configuration, and bits that no tile shows in."""
+"""Products that add up blocks of columns, in the simulator: each configuration, and bits that depend on no tile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_configuration(given: tuple[Kernel[Any], Any]) -> None:
 
 
 def by_a_pass(trial: BlockSumsTrial) -> tuple[Tensor, Tensor]:
-    """Multiply into logits, and pass over them."""
+    """Multiply into logits, then run softmax_piece over these logits."""
     p, m, n = trial.problem(), trial.m, trial.n
     plain = replace(trial.config, epilogue=TO_D, panels_per_store=1, num_stages=2)
     d = torch.full((m, n), torch.nan, dtype=torch.float32)

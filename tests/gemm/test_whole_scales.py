@@ -1,4 +1,4 @@
-"""Products by scales of a row's, column's or tensor's whole k, and biases: definition, mixtures, mistakes."""
+"""Products whose scales cover all of k, for rows, columns or tensors, and biases: definition, mixtures, mistakes."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python tests/house/oldest_release.py
 
-installs the versions, as `make test` does, so that a test and not a user notices a lower bound that is wrong. These are
-versions of the command line's packages, numpy, and the CUDA bindings of the environment's major version. torch is left
+installs the versions, as `make test` does, so that a test, not a user, notices a wrong lower bound. These are versions
+of the command line's packages, of numpy, and of the CUDA bindings of the installed major version. torch is left
 out, as it is too large to download each time. Without a network, the tests run without these versions.
 """
 

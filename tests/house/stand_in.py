@@ -21,7 +21,7 @@ BAD_VARIABLES = {
     **dict.fromkeys(("DG_JIT_CACHE_DIR", "DG_CACHE_DIR"), "~no-such-user/x"),
     "DG_JIT_CACHE_LIMIT_MB": "9" * 5000,
 }
-"""For each variable of the package, a value that it cannot have."""
+"""For each environment variable of the package, a value that the variable cannot have."""
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str, Any]]) -> Any:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log names files that are gone
+ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log names files that no longer exist
 FOLDERS = (
     "deep_gemm",
     "tests",
@@ -103,7 +103,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
             found = [path for folder in (ROOT, ROOT / "deep_gemm", ROOT / "lab") for path in folder.glob(name)]
             assert found, name
     for name in re.findall(r"`([\w.-]+\.(?:py|cuh|h|json|cpp))`", page.read_text()):
-        if name not in ("config.cuh", "params_layout.cuh", "wgmma_shapes.cuh"):  # generated, or the reader's own
+        if name not in ("config.cuh", "params_layout.cuh", "wgmma_shapes.cuh"):  # generated, or written by the reader
             assert [*ROOT.glob(f"[!.]*/**/{name}")], name
 
 

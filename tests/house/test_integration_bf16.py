@@ -1,4 +1,4 @@
-"""BF16 experts of transformers on grouped products, and our products in place of torch's, as examples, on the CPU."""
+"""BF16 experts of transformers on grouped products, and products in place of torch's, as in examples/, on the CPU."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_adapters_are_trained_saved_loaded_and_merged(kind: str, dtype: torch.dt
 
 @pytest.mark.parametrize("share", [0.003, 0.01])
 def test_a_small_adapter_would_be_lost_in_fp8_weights(share: float) -> None:
-    """FP8 weights would keep 37% of an adapter of 1% of the weight. A cast of its sum with BF16 weights keeps 99.8%."""
+    """A cast of FP8 weights plus an adapter of 1% of their norm keeps 37% of it; of BF16 weights plus it, 99.8%."""
     torch.manual_seed(0)
     w, delta = torch.randn(1024, 1024), torch.randn(1024, 16) @ torch.randn(16, 1024)
     base = cast_back_from_fp8(*per_block_cast_to_fp8(w))
@@ -117,7 +117,7 @@ def test_a_small_adapter_would_be_lost_in_fp8_weights(share: float) -> None:
 
 @pytest.mark.parametrize("in_fp32", [False, True])
 def test_adapters_get_the_gradients_of_torch(in_fp32: bool) -> None:
-    """Compare with a torch layer whose weight has the numbers of the FP8 weight. Adapters are never in FP8."""
+    """Compare with a torch layer whose weight has the FP8 weight's numbers. Adapters are never in FP8."""
     torch.manual_seed(0)
     values, scales = per_block_cast_to_fp8(torch.randn(256, 128) / 8)
     plain: Any = torch.nn.ModuleDict({"up": torch.nn.Linear(128, 256), "down": torch.nn.Linear(256, 128)})

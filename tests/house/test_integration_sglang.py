@@ -303,7 +303,7 @@ def test_a_compiled_model_has_it_in_its_graph(hooked: Any) -> None:
 
 
 def test_an_older_release_has_fewer_parameters(sglang: Any) -> None:
-    """SGLang 0.5.17 has neither `act_scale_ue8m0` nor `weight_bf16`."""
+    """SGLang 0.5.17 has neither the parameter `act_scale_ue8m0` nor `weight_bf16`."""
     got: list[Any] = []
 
     def older(

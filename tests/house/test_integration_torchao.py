@@ -16,7 +16,7 @@ pytest.importorskip("torchao", minversion="0.18")
 
 GROUPS, HIDDEN, INTERMEDIATE = 4, 512, 256
 CASTS = 5e-3
-"""calc_diff, half the square of a relative error. Six casts to FP8 change a gradient by 6.3%; 10% are allowed."""
+"""A limit of calc_diff: half the squared relative error. Six casts to FP8 change a gradient by 6.3%; 10% may occur."""
 
 
 def module(name: str) -> Any:

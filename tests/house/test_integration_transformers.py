@@ -1,4 +1,4 @@
-"""FP8 models of transformers run on `linear` and `experts`: results, layers left to transformers, the way back."""
+"""FP8 models of transformers run on `linear` and `experts`: results, layers left to transformers, and the undoing."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ revert_weight_conversion: Any = import_module("transformers.core_model_loading")
 
 FINE_ENOUGH = ((128, 128), (64, 64), (32, 32), (1, 32))
 CONSTRUCTED = ("block_size", "activation_scheme", "expert_dtype", "scale_fmt")
-"""Arguments of `FP8Experts` that are no part of a model's configuration."""
+"""Arguments of `FP8Experts` that are not in a model's configuration."""
 FAMILIES = ("qwen3_moe", "deepseek_v3")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 FP8_CASTS = 2e-2
-"""calc_diff, half the square of a relative error: casts of activations change these models' logits by 6 and 13%."""
+"""A limit of calc_diff, half the squared relative error: casts of activations change models' logits by 6 and 13%."""
 ONE_LAYER = 5e-3
 """The calc_diff that casts of activations cause in one mixture of experts."""
 ROUNDING = 2e-3
@@ -59,7 +59,7 @@ def models(request: pytest.FixtureRequest) -> tuple[Any, Any]:
 
 @pytest.fixture
 def calls_left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Replace the kernels that transformers calls, which are no part of it, by torch operations; return their calls."""
+    """Replace the kernels that transformers loads from elsewhere by torch operations; return these kernels' calls."""
     calls: list[tuple[Any, ...]] = []
 
     def own_linear(
@@ -487,7 +487,7 @@ def test_a_gate_is_tried_beyond_its_limit() -> None:
     assert refusal == "gate: expected silu(gate) * up, both cut at limit = 100.0, got another function"
 
 
-# The way back
+# Undoing the conversion
 
 
 def places() -> list[Any]:

@@ -162,7 +162,7 @@ def test_the_replay_needs_the_libc_that_the_tag_of_a_release_names_and_no_other_
 def test_wheel_states_its_licence_and_links_to_nothing_in_the_repository(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        stated = Metadata.from_email(archive.read(name), validate=True)  # an index does so
+        stated = Metadata.from_email(archive.read(name), validate=True)  # a package index validates the metadata too
         assert f"{name.removesuffix('METADATA')}licenses/LICENSE" in archive.namelist()
     assert (stated.name, str(stated.version)) == ("hopper-gemm", deep_gemm.__version__)
     assert stated.license_expression == "MIT"

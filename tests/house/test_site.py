@@ -49,7 +49,7 @@ LEADS_TO = {
     **dict.fromkeys(("CUDA out of memory", "illegal memory access", "undefined symbol"), "troubleshooting.html"),
     **dict.fromkeys(("no kernel image", "hang", "float16"), "troubleshooting.html"),
 }
-"""Words that users search, and the page that must be the first result."""
+"""Words that users search for, and the page that must be the first result."""
 CUT = """() => [...document.querySelectorAll("pre > code")]
     .filter(code => code.scrollWidth > code.clientWidth + 1).map(code => code.innerText.slice(0, 60))"""
 OVERFLOWS = "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
@@ -61,7 +61,7 @@ BLANK = "() => [...document.images].filter(image => !image.naturalWidth).map(ima
 
 
 class Page(HTMLParser):
-    """Collects a page's links, and the anchors in it that links may name."""
+    """Collects a page's links, and the page's anchors, which links may name."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_the_reference_shows_every_public_name(site: Path) -> None:
     ]
     assert missing == []
     made = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
-    assert "doc-module" not in made  # a folder hides a function of the same name, so pages must use whole paths
+    assert "doc-module" not in made  # a folder of the same name hides a function, so pages must use whole paths
     assert made.count("doc-object doc-function") + made.count("doc-object doc-class") == len(shown)
     assert "-&gt; Request" not in made and "&gt;&gt;&gt;" not in re.sub(r"<code>.*?</code>", "", made, flags=re.DOTALL)
 
@@ -225,5 +225,5 @@ def test_the_name_of_a_function_leads_to_its_entry(first_found: Callable[[str], 
     public = sorted(set(vars(deep_gemm)["__all__"]) & script("site_hooks").SHOWN.keys())
     assert len(public) > 80
     found = {name: first_found(name).rpartition(".")[2] for name in one_in(4, public)}
-    found["experts"] = found.get("experts", "Experts").lower()  # the module of this name is as good
+    found["experts"] = found.get("experts", "Experts").lower()  # the page of the module `experts` is right too
     assert found == {name: name for name in found}

@@ -25,7 +25,7 @@ from deep_gemm.testing import (
     ignore_env,
 )
 
-timing = importlib.import_module("deep_gemm.testing.bench")  # a function has this name too
+timing = importlib.import_module("deep_gemm.testing.bench")  # the package also has a function of this name
 
 VARIABLE = "DEEP_GEMM_TEST_OF_IGNORE_ENV"
 

@@ -1,4 +1,4 @@
-"""A smaller run leaves out only combinations."""
+"""A smaller run of the tests leaves out only combinations of values, and no value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of processes on this machine, over Gloo, started as programs of this kind start theirs."""
+"""Groups of processes on this machine, over Gloo, started as callers of `init_dist` start them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python tests/house/torch_releases.py
 
 uses the oldest torch that pyproject.toml allows and the newest that pip finds; `--versions 2.12.1` selects others. It
-downloads gigabytes, so a person runs it before a release, and CI does not. All other packages are the ones of the
+downloads gigabytes, so a person runs it before a release, and CI does not. All other packages come from the
 environment that runs it.
 """
 

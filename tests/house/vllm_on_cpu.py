@@ -1,7 +1,7 @@
 """Run DeepSeek-V4 in an installed vLLM by the plugin, on a CPU: `python vllm_on_cpu.py FOLDER fp4` (or `fp8`).
 
 The program writes a checkpoint's quantized weights into FOLDER, with experts in `fp4` or `fp8`, and lets vLLM load
-them. Then it compares the bits of each layer's output with this package's functions on the checkpoint's own tensors.
+them. Then it checks that each layer's output has the bits of this package's functions on the checkpoint's tensors.
 vLLM treats the CPU as a Hopper GPU. The exit status is 5 if vLLM cannot be imported here.
 """
 
@@ -23,7 +23,7 @@ from deep_gemm.integrations import vllm as plugin
 experts: Any = deep_gemm.experts
 linear: Any = deep_gemm.linear
 HIDDEN, WIDTH, HEADS, RANK, GROUPS, EXPERTS, LIMIT = 512, 256, 8, 256, 4, 4, 0.5
-RATIOS = [0, 4, 128]  # tokens that a layer's attention compresses into one: none; with an indexer; without
+RATIOS = [0, 4, 128]  # tokens that attention compresses into one; 0: none; 4: with an indexer; 128: without
 CONFIG = {
     **{"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "hidden_act": "silu", "head_dim": 512},
     **{"hidden_size": HIDDEN, "vocab_size": 256, "rms_norm_eps": 1e-6, "moe_intermediate_size": WIDTH},
@@ -112,7 +112,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 def compare(config: Any, model: Any, tensors: dict[str, Tensor]) -> None:
-    """Compare each layer's bits with this package's functions on the checkpoint's tensors."""
+    """Check that each layer's output has the bits of this package's functions on the checkpoint's tensors."""
     import vllm.models.deepseek_v4.nvidia.ops.o_proj as of_o_proj
     from vllm.forward_context import set_forward_context
     from vllm.v1.worker.workspace import init_workspace_manager

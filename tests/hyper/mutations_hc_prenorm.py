@@ -28,7 +28,7 @@ TRIALS = [
 _K, _PART = "hc_prenorm.cuh", "types.cuh"
 
 MUTATIONS = [
-    # the ring, in which B is split in two
+    # the ring, and the split of B into high and low parts
     Mutation("slots are not waited for", _K, "      wait_until_free(shared.ring, at);\n", ""),
     Mutation("one box is announced", _K, "expect_tx(full, p.slot_bytes)", "expect_tx(full, p.slot_bytes / 2)"),
     Mutation("B is split before it has come", _K, "    wait_until_loaded(shared.ring, slot);\n", ""),

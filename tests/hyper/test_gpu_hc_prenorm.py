@@ -107,7 +107,7 @@ def test_a_graph_is_replayed_with_other_inputs(m: int) -> None:
 
 
 def test_as_a_dependent_of_the_kernel_ahead() -> None:
-    """The kernel ahead still writes the operands when this kernel is launched."""
+    """The previous kernel still writes the operands when this kernel is launched."""
     a, b = operands(300, 24, 7168, device="cuda")
     right = check(a, b)
     kept, filler = a.clone(), torch.empty(1 << 28, device="cuda")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 P = TypeVar("P", MqaLogits, PagedLogits)
 MARK = -1.5 * 2.0**53
-"""A number that no logit equals, in FP32 and BF16."""
+"""A number that FP32 and BF16 hold, and that no logit equals."""
 FORMS = {"clean": {"clean": True}, "not clean": {}, "compressed": {"columns": 700}}
 REPEATS = 20
 
@@ -147,7 +147,7 @@ def test_a_graph_is_replayed_with_other_inputs() -> None:
 
 
 def test_as_a_dependent_of_the_kernel_ahead() -> None:
-    """The kernel ahead still writes the inputs when this kernel is launched."""
+    """The previous kernel still writes the inputs when this kernel is launched."""
     p = problem((300, 5000, 64, 128), causal(300, 5000), clean=True, device="cuda")
     compute(p)
     right, ends = p.logits.clone(), p.ends.clone()

@@ -284,7 +284,7 @@ def test_entries_behind_the_longest_row_of_logits_may_be_anything() -> None:
 
 
 def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
-    """Columns of a wider table are not contiguous. If they were read as one block, the lengths would be wrong."""
+    """Columns of a wider table are not contiguous. Read as contiguous memory, they would give wrong lengths."""
     wide = torch.zeros(2, 5, dtype=torch.int32)
     wide[:, :2] = P.contexts
     with pytest.raises(ValueError, match=r"context_lens: expected a contiguous tensor, got strides \(5, 1\)"):
@@ -295,7 +295,7 @@ def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_cache_without_blocks_is_refused_where_pages_are_read(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a block, the logits would be arbitrary memory. The check must not read lengths, which may be on a GPU."""
+    """Without a block, logits would be arbitrary memory. The check must not read lengths: they may be on a GPU."""
     monkeypatch.setattr(checks, "supported_device", lambda *_: None)
     good: dict[str, Any] = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in PAGES.items()}
     good["kv_cache"] = good["kv_cache"][:0]

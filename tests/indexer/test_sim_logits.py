@@ -93,7 +93,7 @@ def test_bits_do_not_depend_on_the_number_of_ctas(num_sms: int) -> None:
 
 
 def test_tiles_and_slots_go_round() -> None:
-    """Each CTA computes many tiles and blocks, so the rings wrap."""
+    """Each CTA computes many tiles and blocks of keys, so the rings wrap."""
     for seed in range(up_to(12, 1)):
         check(problem((60, 1500, 64, 128), causal(60, 1500)), seed=seed)
 
@@ -154,7 +154,7 @@ def test_pages_beyond_the_context_are_never_read() -> None:
 
 
 def test_many_sequences_some_without_keys() -> None:
-    """Test more sequences than a warp examines at a time, in shares that end in the middle of a sequence."""
+    """Test more sequences than a warp examines at a time, and shares that end in the middle of a sequence."""
     contexts = [[(i * 97) % 400 if i % 3 else 0] for i in range(75)]
     for shares in (1, 3):
         check(paged_problem(contexts, 1, 16, 32, shares=shares), seed=shares)
@@ -173,7 +173,7 @@ def test_ring_and_tables_go_round() -> None:
 
 
 def test_two_ctas_for_a_share() -> None:
-    """The schedule was made for half as many SMs."""
+    """The schedule was made for half the number of SMs, so two CTAs work on each share."""
     check(paged_problem([[900, 901, 902, 903], [10, 0, 300, 128]], 4, 64, 64, shares=2), num_sms=4)
     check(paged_problem([[4900, 901, 902, 903]], 4, 16, 32, page=32, shares=1), num_sms=2)
 

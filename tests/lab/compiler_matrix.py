@@ -2,8 +2,8 @@
 
     python tests/lab/compiler_matrix.py --record benchmarks/results/compilers-DATE.json
 
-installs the last release of each minor version into a folder, unless it is installed already, prints a line for it, and
-reports which releases give the same machine code. `--versions 12.8.93 newest` selects others. It needs no GPU.
+installs the last release of each minor version into a folder, unless the folder has it, prints a line for each, and
+reports which releases give the same machine code. `--versions 12.8.93 newest` selects other releases. No GPU is needed.
 
 All releases take one processor an hour and a half. The folder stores each kernel's outcome under a digest of its input,
 so a new run continues a run that was stopped, and later runs compile only kernels that have changed.
@@ -58,12 +58,12 @@ from lab.gates import violations
 WHOLE: tuple[Kernel[Any], ...] = (LINEAR_DECODE, HC_PRENORM, HC_PRENORM_FEW, *ORDINARY)
 """Kernels whose configurations are all of one kind."""
 USUAL_HEADS = (8, 16, 32, 64)
-"""Numbers of the indexer's heads: the numbers in models, the least, and one between them."""
+"""Numbers of the indexer's heads: the numbers in models, the least number, and a number between."""
 MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
 """The last release of each minor version, November 2026."""
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "nvrtc"
 AT_A_TIME = 16
-"""How many kernels are compiled before the outcomes are written again."""
+"""Number of kernels that are compiled before the outcomes are written again."""
 
 
 class Case(NamedTuple):
@@ -153,7 +153,7 @@ def outcomes(library: Path, chosen: Sequence[Case], kept: Kept, threads: int) ->
 
 
 def same_code(digests: dict[str, dict[str, str]]) -> dict[str, dict[str, int]]:
-    """For each version, count the kernels whose machine code equals the code by each earlier version."""
+    """For each version, count the kernels whose machine code equals the code that each earlier version makes."""
     versions = list(digests)
     return {
         version: {

@@ -1,8 +1,8 @@
-"""Record which trial notices each mutation. Tests run this trial first to save time; if it passes, all others follow.
+"""Record which trial notices each mutation. Tests run this trial first to save time; if it passes, all the rest run.
 
     python tests/lab/first_trials.py [-k "dense: or rows:"]
 
-runs the tests of all mutations, or of some lists, with each list's trials in order, and stores each noticing trial.
+runs the tests of all mutations, or of some lists, with each list's trials in order, and stores the trials that notice.
 """
 
 from __future__ import annotations

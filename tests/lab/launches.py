@@ -1,4 +1,4 @@
-"""The test oracle of a refactor: every launch of every configuration, as digests of the bytes that a kernel receives.
+"""The launches that a refactor must not change: every configuration's, as digests of the bytes that a kernel receives.
 
     python tests/lab/launches.py                    write the digests anew
     python tests/lab/launches.py --against FOLDER   print each launch that differs from another checkout's launch
@@ -96,7 +96,7 @@ def of_calls() -> Iterator[tuple[str, list[str]]]:
 
 
 def digest(launches: Iterable[str]) -> str:
-    """Shorten launches to a hash, which differs for other launches."""
+    """Shorten launches to a hash; other launches have another hash."""
     return hashlib.sha256("\n".join(launches).encode()).hexdigest()[:12]
 
 

@@ -22,7 +22,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int) -> None:
         self.world, self.own = world, threading.local()
         self.meeting, self.sent = threading.Barrier(world, timeout=60), [()] * world
-        self.own.rank = 0  # for this thread, if it is the only rank
+        self.own.rank = 0  # this thread's rank, if no other rank runs
         monkeypatch.setattr(torch.distributed, "get_rank", lambda _=None: self.own.rank)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda _=None: world)
         monkeypatch.setattr(by_group, "all_gather", self.all_gather)

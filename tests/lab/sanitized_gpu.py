@@ -7,7 +7,7 @@
 Sizes are chosen so that rings wrap, CTAs compute several tiles, and tiles are cut at the edges.
 
 The exit code is 1 unless every tool ran every part to its end and found only known false reports. Two tools report
-falsely, and for each of them a run of its own proves the explanation:
+falsely; for each of these tools a separate run proves the explanation:
 
 - racecheck treats an mbarrier as an order of only the threads that arrive before the threads that wait. If one lane
   arrives for its warp, after a barrier of the warp, racecheck does not see that the other lanes have finished reading.
@@ -51,7 +51,7 @@ PLACE = re.compile(r"^=========     (?:(?:Read|Write) Thread .* )?at (.+?)\+0x[0
 READ_WHAT_TMA_STORED = re.compile(
     r": (cast_rows|gather_weighted(_many)?|sum_slices|at::.*)$|^Warning: Error buffer overflow"
 )
-"""Reports that are explained. If they fill the tool's buffer, it warns once for each launch, and counts the warning."""
+"""Reports that are explained. If they fill a tool's buffer, the tool warns once for each launch, and counts this."""
 EVERY_LANE_ARRIVES = {
     "work/rows.cuh": {
         "queue.init(kNumMathWarps + kStoringWarps + 1": "queue.init((kNumMathWarps + kStoringWarps) * 32 + 1",

@@ -165,7 +165,7 @@ def test_cold_copy_times_grow() -> None:
 )
 def test_floors_of_groups_count_weights_of_groups_that_have_rows(shape: tuple[int, ...], floor_us: float) -> None:
     (case,) = (case for case in all_cases() if (case.kind, case.shape) == ("contiguous_uneven", shape))
-    assert case.floor_us == pytest.approx(floor_us, rel=2e-3)  # this floor counts scales, the older one did not
+    assert case.floor_us == pytest.approx(floor_us, rel=2e-3)  # this floor counts scales, the older floor did not
 
 
 def test_bytes_of_a_dense_product_and_of_a_weight_gradient() -> None:
@@ -179,7 +179,7 @@ def test_bytes_of_a_dense_product_and_of_a_weight_gradient() -> None:
 
 
 def recording(*calls: list[tuple[str, float]], leading: int = 0) -> list[KernelEvent]:
-    """Return the profiler's events for the given calls, with a fill before each."""
+    """Return the profiler's events for the given calls, with a fill before each call."""
     events, now = [], 0.0
     for kernels in [*[[] for _ in range(leading)], *calls]:
         for name, us in [(FILL, 150.0), *kernels]:
@@ -445,7 +445,7 @@ def test_table_shows_each_shape_its_ratios_and_the_means() -> None:
     assert "0.90" in line
     assert "dense, m <= 128" in text
     assert "sustained" in text
-    assert text.count("RuntimeError: not this shape") == 1  # once for all shapes
+    assert text.count("RuntimeError: not this shape") == 1  # a reason is printed once for all shapes
 
 
 @pytest.mark.few
@@ -505,7 +505,7 @@ def test_the_others_are_right_by_their_own_measure(kind: str) -> None:
     assert others[BF16].error() < 4e-3
     if kind == "dense":
         assert others[FAST].error() < 4e-3
-        _, failed = products.checked(others[BLOCKWISE], 1)  # only CUDA has it
+        _, failed = products.checked(others[BLOCKWISE], 1)  # only CUDA has this product
         assert failed is not None
 
 

@@ -86,12 +86,12 @@ SMALL: Mapping[str, tuple[ModuleType, Make, tuple[int, ...], tuple[str, ...]]] =
         for expr in ("bmk,bnk->mn", "bhr,hdr->bhd", "bhd,hdr->bhr")
     },
 }
-"""Works: the module whose functions each work calls, the function that makes it, its shape, its contenders."""
+"""Each work: the module whose functions it calls, the function that makes it, a shape, and the contenders."""
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Replace the timer; return a list of the numbers of times that each call would have been timed."""
+    """Replace the timer; return a list that receives how often each call would have been timed."""
     repeats: list[int] = []
 
     def cold(calls: Mapping[str, Any], flush: object, times: int) -> dict[str, tuple[Spread, tuple[str, ...]]]:
@@ -359,7 +359,7 @@ def test_the_rival_is_given_the_same_weight_once(monkeypatch: pytest.MonkeyPatch
     made: list[Any] = []
 
     class HummingLayer:
-        """Replaces the rival's layer; torch computes it."""
+        """Replaces the rival's layer by a computation in torch."""
 
         def __init__(self, **said: Any) -> None:
             self.said, self.is_laid_out = said, False

@@ -216,7 +216,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, kernels: Mapping[str, list[tuple[st
         while_busy()
         for call in calls.values():
             call()
-        if all(name.isdigit() for name in calls):  # these are steps of a chain
+        if all(name.isdigit() for name in calls):  # digits name the steps of a chain
             return {name: [(KernelEvent("torch", 0, 1),)] for name in calls}
         order = [name for name in calls for _ in range(repeats)]
         events = recording(*[kernels.get(name, [("other", 9.0)]) for name in order])
@@ -575,7 +575,7 @@ def test_routes_are_different_experts_and_skew_prefers_few() -> None:
         assert routes.shape == (1000, 4)
         assert all(len(set(row)) == 4 for row in routes.tolist())
     most = [int(torch.bincount(routes.flatten(), minlength=64).max()) for routes in (even, skewed)]
-    assert most[0] < 100 and most[1] > 500  # mean 62.5; a third of 4000 draws wants the first, at most 1000 get it
+    assert most[0] < 100 and most[1] > 500  # mean 62.5; a third of 4000 draws name expert 0, at most 1000 get it
     assert torch.equal(even, routes_of_all(64, 4, 500, 0, processes=2))
 
 

@@ -189,7 +189,7 @@ KEPT = few(sorted(RESULTS_FOLDER.glob("*.json")), lambda path: path.name.split("
 def test_result_files_that_are_kept_are_printed(path: Path) -> None:
     try:
         report = Report.load(path)
-    except ValueError:  # the file is another tool's
+    except ValueError:  # another tool wrote the file
         assert path.name.split("-")[0] in ("compilers", "engines", "sanitizers", "soak", "timeline", "tune")
         return
     lines = printed(report, 160)
@@ -212,7 +212,7 @@ def test_new_weights_meet_all_sizes_of_batch() -> None:
     assert set(counts) == set(MS)
     assert max(counts.values()) - min(counts.values()) <= 3
     assert max(Counter(shape[1:] for shape in shapes).values()) == MS_OF_A_WEIGHT
-    assert sum(m & (m - 1) != 0 for m in MS) > len(MS) / 2  # most are no powers of two
+    assert sum(m & (m - 1) != 0 for m in MS) > len(MS) / 2  # most values of m are no powers of two
     ns, ks = {n for n, _ in weights}, {k for _, k in weights}
     assert min(ns) <= 512 and max(ns) >= 28672 and min(ks) <= 512 and max(ks) >= 14336
 
@@ -224,7 +224,7 @@ def test_no_choice_was_fitted_to_a_judged_weight() -> None:
     fitted = [each for file in files for each in file.products if each.is_fitted]
     assert not {shape[1:] for shape in judged if len(shape) == 3} & {(each.n, each.k) for each in fitted}
     assert {(each.n, each.k) for each in fitted} <= tuned_weights()
-    assert {(576, 7168), (7168, 2048), (2112, 4096), (4096, 7168)} <= tuned_weights()  # the last two by groups too
+    assert {(576, 7168), (7168, 2048), (2112, 4096), (4096, 7168)} <= tuned_weights()  # the last two as groups too
 
 
 def test_groups_are_of_every_kind_and_of_experts_in_use() -> None:

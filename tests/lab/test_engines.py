@@ -1,4 +1,4 @@
-"""Calls of engines: every form returns the right values on the CPU, and wheels are read in the form they have."""
+"""Calls of engines: every form returns the right values on the CPU, and calls are found in files like a wheel's."""
 
 from __future__ import annotations
 

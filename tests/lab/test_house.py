@@ -1,4 +1,4 @@
-"""The wall: counts stay below their ceilings, and no commit raises a ceiling."""
+"""Ceilings of the tree's size: counts stay below their ceilings, and no commit raises a ceiling."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ def ceilings_in(text: str) -> dict[str, int]:
 
 
 def versions() -> list[str]:
-    """Return lab/house.py as of each commit since the wall exists; an empty list if git's history is missing."""
+    """Return the text of lab/house.py in each commit since it has ceilings; an empty list without git's history."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout

@@ -63,7 +63,7 @@ def test_dimensions_beyond_the_second_select_and_clip() -> None:
 
 
 def test_addresses_wrap_at_64_bits_while_bounds_are_checked_by_dimension() -> None:
-    """2**25 steps of 2**39 bytes wrap to the start. Kernels use this to move a tensor's end."""
+    """2**25 steps of 2**39 bytes wrap to the start. Kernels use such strides to move a tensor's end."""
     wrapping = TensorMap(FP32, (32, 64, 2**32), (128, 2**39), (32, 8, 1))
     assert torch.equal(run("load_3d", in_map=wrapping, x=2**25)[:256].reshape(8, 32), ALL[8:16])
     with pytest.raises(SimulationError, match="out of bounds"):
@@ -135,7 +135,7 @@ def test_a_compiler_that_cannot_fill_registers_is_not_asked_to(
 
 
 def fp8_words() -> torch.Tensor:
-    values = torch.randn(8192, generator=torch.Generator().manual_seed(1)).abs() * 2  # positive, so nothing cancels
+    values = torch.randn(8192, generator=torch.Generator().manual_seed(1)).abs() * 2  # positive: no terms cancel
     return values.to(torch.float8_e4m3fn).view(torch.float32)
 
 
@@ -149,7 +149,7 @@ def test_products_are_exact_to_fp32_by_default() -> None:
 
 
 def test_truncated_accumulation_needs_a_second_level() -> None:
-    """With k = 4096 and Hopper's few bits, the error stays small only if each 128 of k is promoted to FP32."""
+    """With k = 4096 and Hopper's few bits, the error stays small only if each 128 columns' sum is promoted to FP32."""
     right = accumulated(False, False).double()
     one = float(((accumulated(True, True).double() - right) / right).abs().mean())
     two = float(((accumulated(False, True).double() - right) / right).abs().mean())
@@ -168,7 +168,7 @@ def test_lanes_of_a_warp_agree(seed: int) -> None:
 
 
 def test_stmatrix_places_the_fragments_of_each_lane() -> None:
-    # Each matrix is stored row by row, with four words in a row: one lane's word after the other.
+    # Each matrix is stored row by row. A row has four words, of one lane after the other.
     assert run("matrices")[:128].tolist() == [matrix * 100 + lane for matrix in range(4) for lane in range(32)]
 
 

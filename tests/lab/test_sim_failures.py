@@ -1,4 +1,4 @@
-"""Each mistake of a kernel ends with a message that names it, its place, and the waits of a kernel that hangs."""
+"""Each mistake of a kernel ends with a message that names the mistake, its place, and a hanging kernel's waits."""
 
 from __future__ import annotations
 

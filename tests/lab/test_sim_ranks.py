@@ -33,7 +33,7 @@ def compiled(old: str = "", new: str = "") -> HostKernel:
 def passed(
     kernel: HostKernel, seed: int, ranks: int = 2, calls: int = 1, max_steps: int = 400_000, comes: int | None = None
 ) -> list[torch.Tensor]:
-    """Return the words that each rank copied in its last call. Each call of a rank has memory of its own."""
+    """Return the words that each rank copied in its last call. Each call of a rank has separate memory."""
     buffers = {}
     for rank in range(ranks):
         for call in range(calls):

@@ -1,4 +1,4 @@
-"""The simulator's comparison accepts rounding, which it judges for each element by itself, and no other difference."""
+"""The simulator's comparison accepts rounding, which it judges for each element separately, and no other difference."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_another_order_of_rounding_is_right(dtype: torch.dtype, with_c: bool) ->
 @pytest.mark.parametrize("with_c", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_single_small_element_that_is_wrong_is_found(dtype: torch.dtype, with_c: bool) -> None:
-    """The element is wrong by one part in 50. Its row holds small elements, so this is little beside the largest."""
+    """A small element is wrong by 2%. This is little beside the largest elements, but must be found."""
     p, right = solved(dtype, with_c)
     i = int(right.abs().amax(1).argmin())
     j = int(right[i].abs().argmax())
@@ -67,7 +67,7 @@ def test_a_single_small_element_that_is_wrong_is_found(dtype: torch.dtype, with_
 def test_bf16_may_be_one_unit_away_but_not_two() -> None:
     p, right = solved(torch.bfloat16)
     allowed = allowed_difference(p, right, EXACT_STEPS)
-    # These elements are about as large as their terms, so the unit is nearly all of the allowed difference.
+    # These elements are about as large as their terms, so the unit of D's type is nearly all of the allowed difference.
     unit = right.double().abs().log2().floor().exp2() * 2.0**-7
     plain = allowed < 1.1 * unit
     assert plain.double().mean() > 0.9

@@ -1,6 +1,6 @@
 """Mistakes in linear_decode's own code and in its cast of the operand, and the trials that must notice them.
 
-The lists of fp8_gemm_decode and of the casts break the code that linear_decode shares with them.
+The lists of fp8_gemm_decode and of the casts break the code that linear_decode shares with these kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A linear layer: the bits of its cast and product, rows of any shape, and a bias that is rounded with the sum."""
+"""A linear layer: the bits of cast and product, x of any shape, and a bias that is rounded together with the sum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def weight(n: int = N, k: int = K) -> tuple[Tensor, Tensor]:
 
 
 def by_parts(x: Tensor, w: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
-    """Cast, then multiply with a C that repeats the bias in each row; compute D in FP32, then round it."""
+    """Cast, then multiply with a C that repeats the bias in each row; compute D in FP32, then round D."""
     rows = x.reshape(x[..., 0].numel(), x.shape[-1])
     c = None if bias is None else bias.float().repeat(len(rows), 1)
     d = torch.empty(len(rows), len(w[0]), device=x.device)
@@ -258,7 +258,7 @@ def test_there_is_no_gradient_of_a_gradient() -> None:
 
 
 def test_a_bias_by_position_is_refused() -> None:
-    """F.linear takes the bias by position. Here it would be taken for the output, and overwritten."""
+    """F.linear takes the bias by position. `linear` would take this argument for the output, and overwrite it."""
     x, bias = random_x(2, K), random_x(N)
     with pytest.raises(TypeError, match="positional"):
         linear(x, weight(), bias)  # type: ignore[call-arg]
@@ -327,7 +327,7 @@ def pdl(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_any_number_of_rows_has_the_bits_of_the_two_calls(n: int, k: int, with_bias: bool, pdl: None) -> None:
-    """One launch or two, and every kernel that multiplies, must give these bits and leave memory around D as it is."""
+    """One or two launches, of any kernel that multiplies, must give the same bits and keep the memory around D."""
     w, bias = on_gpu(n, k), torch.randn(n, device="cuda").to(torch.bfloat16) if with_bias else None
     for m in (*range(1, 71), 128, 300, 4096):
         x, frame = random_x(m, k, seed=m).cuda(), framed((m, n), torch.bfloat16, "cuda")
@@ -374,7 +374,7 @@ def test_strides_and_special_values_have_the_bits_of_the_two_calls(m: int, pdl: 
         assert same_bits(called(room[:m, first : first + k], w), by_two_calls(x, w, None))
         room.fill_(torch.nan)
     assert same_bits(called(x.t().contiguous().t(), w), by_two_calls(x, w, None))
-    for first in (0, 1):  # a bias at an address that a C may have, then at another
+    for first in (0, 1):  # a bias at an address that a C may have, then at an address that a C may not have
         assert same_bits(called(x, w, bias=bias[first:][:n]), by_two_calls(x, w, bias[first:][:n]))
 
 
@@ -382,7 +382,7 @@ def test_strides_and_special_values_have_the_bits_of_the_two_calls(m: int, pdl: 
 @pytest.mark.parametrize("m", [1, 8, 16, 33, 64, 300])
 @pytest.mark.parametrize(("n", "k"), [(2112, 7168), (7168, 2048)])
 def test_a_graph_with_new_inputs_and_a_weight_written_just_ahead(m: int, n: int, k: int, pdl: None) -> None:
-    """The kernel ahead writes the weight, so the layer must wait for that kernel's end before it reads the weight."""
+    """The previous kernel writes the weight, so the layer must wait for its end before it reads the weight."""
     weights = [on_gpu(n, k, seed) for seed in range(3)]
     xs = [random_x(m, k, seed=seed).cuda() for seed in range(3)]
     x, w = xs[0].clone(), (weights[0][0].clone(), weights[0][1].clone())
@@ -415,7 +415,7 @@ def test_a_graph_with_new_inputs_and_a_weight_written_just_ahead(m: int, n: int,
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [4, 64])
 def test_layers_behind_each_other_on_several_streams(m: int, pdl: None) -> None:
-    """Each layer's x is the output of the layer ahead."""
+    """Each layer's x is the output of the previous layer."""
     w = on_gpu(2048, 2048)
     streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
     xs = [random_x(m, 2048, seed=seed).cuda() / 64 for seed in range(3)]

@@ -1,4 +1,4 @@
-"""The layers that the linear_decode kernel serves, the tile of each, and its launches, without a driver."""
+"""The layers that the linear_decode kernel serves, each with its tile and launches, without a driver."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_ctas_with_more_to_cast_than_the_wait_hides_leave_it_to_a_cast() -> None
 
 
 def test_ctas_with_more_to_search_than_the_wait_hides_leave_it_to_a_cast(gpu: FakeGpu) -> None:
-    """With scales of whole rows, each CTA of a cluster searches a share of the row, and multiplies a part of k."""
+    """If a scale is for a whole row, each CTA of a cluster searches a share of the row, and multiplies a part of k."""
     tile, most = DecodeConfig(16, 4, 1, 8, 2, sfa=WHOLE, sfb=WHOLE), linear_decode.MOST_SEARCHED
     assert some(serving(8, most, tile)).cluster_size == 8
     assert serving(8, most + 16, tile) is None

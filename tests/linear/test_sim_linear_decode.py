@@ -63,7 +63,7 @@ def test_every_tile_on_ragged_layers(tile: tuple[int, int], cluster: tuple[int, 
 
 
 def test_rooms_go_round() -> None:
-    """Each CTA has twenty groups of k-blocks or more, so the CTAs must wait for each other's rooms."""
+    """Each CTA has at least twenty groups of k-blocks, so CTAs must wait until memory of other CTAs is free."""
     for cluster in one_in(len(CLUSTERS), CLUSTERS):
         config = config_of(16, 1, *cluster)
         check(config, *random_layer(16, 136, 128 * 20 * cluster[1] * config.group_blocks // 16), seed=cluster[1])
@@ -102,7 +102,7 @@ def test_a_bias_is_c_one_row_for_all(m: int) -> None:
 
 @pytest.mark.parametrize("number", [torch.nan, -torch.inf, 3.3895e38, 9.2e-41, 0.0, -0.0])
 def test_special_values_are_those_of_the_cast(number: float) -> None:
-    """Put the number beside ordinary blocks, in one block alone, and in a whole row."""
+    """Put the number beside ordinary blocks, into a single block, and into a whole row."""
     x, w = random_layer(7, 72, 656, seed=5)
     x[1, 5], x[2, 130], x[5, 128:256], x[6] = number, number, number, number
     for cluster in ((2, 1), (1, 2)):

@@ -86,7 +86,7 @@ def weights_of(form: str, num: int, hidden: int, inter: int) -> tuple[Any, Any]:
 
 
 def recipes(of: tuple[int, int], columns: int | None = None) -> tuple[int, dict[str, Any]]:
-    """Return the columns under a scale of the activations, and the recipes of a product with such a weight."""
+    """Return the number of columns that share a scale of activations, and the recipes of a product with this weight."""
     columns = of[1] if columns is None else columns
     return columns, {"recipe_a": (1, columns), "recipe_b": of}
 

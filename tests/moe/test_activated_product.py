@@ -26,7 +26,7 @@ IDS = [*[0] * 7, *[2] * 5, 3, *[-1] * 4]
 
 
 def interleaved(w: Tensor) -> Tensor:
-    """Reorder rows `[groups, 2 i, k]` from all of gate, then all of up, to 8 rows of gate and 8 of up in turn."""
+    """Reorder rows `[groups, 2 i, k]`: first all of gate, then all of up, become 8 rows of gate and 8 of up in turn."""
     groups, n, k = w.shape
     gate, up = w.view(groups, 2, n // 16, 8, k).unbind(1)
     return torch.stack((gate, up), 2).reshape(groups, n, k)

@@ -1,4 +1,4 @@
-"""The gated activation: its arithmetic compared with FP64, the rows that are used, and the rules of casts."""
+"""The gated activation: arithmetic compared with FP64, the rows that are used, and the rules of casts."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_min_amax_is_the_least_that_a_block_counts_as(use_ue8m0: bool) -> None:
 
 
 def counting(x: Tensor, counts: Tensor, **arguments: Any) -> None:
-    """Check that used rows do not depend on the other rows, and that the others become zeros with scale 1."""
+    """Check that used rows do not depend on unused rows, and that unused rows become zeros with scale 1."""
     weights = random_x(*x.shape[:-1], dtype=torch.float32, seed=3)
     want_values, want_scales = silu_mul_cast_to_fp8(x, weights, min_amax=0.5)
     for poison in (torch.nan, torch.inf, 0.0):

@@ -1,4 +1,4 @@
-"""A layer of experts has the bits of its parts and of a plain loop over experts; any routes; its workspace."""
+"""A layer of experts has the bits of its parts and of a plain loop over experts; any routes; the workspace."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def one_by_one(
     second: tuple[int, dict[str, Any]] = (128, {}),
     **gating: Any,
 ) -> Tensor:
-    """Compute each expert's tokens by two dense products; add up in the order of the routes.
+    """Compute each expert's tokens by two dense products; add up results in the order of the routes.
 
-    `first` and `second`: the columns under a scale of each product's activations, and recipes with this number.
+    `first` and `second`: the number of columns that share a scale of a product's activations, and the recipes.
     """
 
     def multiplied(a: Weights, w: Weights, recipes: dict[str, Any]) -> Tensor:
@@ -210,7 +210,7 @@ def bf16_call(tokens: int = TOKENS, topk: int = TOPK, num: int = NUM, inter: int
 
 
 def bf16_one_by_one(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, **gating: Any) -> Tensor:
-    """Compute each expert's tokens by two dense products in BF16; add up in the order of the routes."""
+    """Compute each expert's tokens by two dense products in BF16; add up results in the order of the routes."""
     gates = gating_of(**{"activation": "swiglu", "alpha": None, "beta": None, "limit": None} | gating)
     y = torch.zeros(*topk_ids.shape, x.shape[1], dtype=torch.bfloat16)
     for expert in range(len(w1)):

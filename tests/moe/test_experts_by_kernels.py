@@ -68,7 +68,7 @@ OTHER_TYPES = torch.float32, torch.int32, torch.bfloat16
 
 
 def take_as_many(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
-    """Make layers treat every number of rows as many rows, or treat none as many."""
+    """Make layers treat every number of rows as many rows, or treat every number as few rows."""
     for module in (layers, routing):
         monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
 
@@ -263,7 +263,7 @@ def test_mistakes_in_bf16_weights_are_refused_whatever_records_there_are(seen: S
 @pytest.mark.parametrize("sizes", [(HIDDEN, INTER), (528, 16)])
 @pytest.mark.parametrize("tokens", [1, 37, 682])
 def test_parts_take_no_more_than_is_said(seen: Seen, sizes: tuple[int, int], tokens: int) -> None:
-    """Check also a second product whose result does not fit into the first product's memory."""
+    """Check also sizes at which the second product's result does not fit into the first product's memory."""
     both, one = weights(*sizes), tokens_of(tokens, hidden=sizes[0])
     assert same_bits(deep_gemm.experts(*one, *both), right(*one, *both))
     parts = 10
@@ -274,7 +274,7 @@ def test_parts_take_no_more_than_is_said(seen: Seen, sizes: tuple[int, int], tok
 
 @pytest.mark.parametrize("form", ["few", "many"])
 def test_a_record_launches_what_the_call_itself_does(seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    """For few rows, a kernel may begin before the kernel ahead ends, and may load its weight before that end."""
+    """For few rows, a kernel may begin, and load its weight, before the previous kernel ends."""
     both, one = weights(inter=128), tokens_of(17)
     if form == "many":
         take_as_many(monkeypatch, True)

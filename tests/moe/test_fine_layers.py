@@ -117,7 +117,7 @@ def test_experts_by_rows_are_a_loop_over_experts(form: str, columns: int | None)
 @pytest.mark.parametrize("which", ["", "1", "2", "12"])
 @pytest.mark.parametrize("form", [*SCALED, "BF16"])
 def test_experts_with_biases_are_their_public_parts(form: str, which: str, tokens: int, device: str) -> None:
-    """Check bits on either device for few rows, whose products load B before the cast ends, and for many, by ends."""
+    """Check bits on either device for few rows, whose products load B before the cast ends, and for many rows."""
     num, hidden, inter, topk = 16, 288, 160, 8
     w1, w2 = tree_map(lambda x: x.to(device), weights_of(form, num, hidden, inter))
     biases: dict[str, Any] = {
@@ -157,7 +157,7 @@ def test_experts_with_biases_are_their_public_parts(form: str, which: str, token
 
 
 def test_many_rows_on_a_gpu_are_activated_behind_the_product(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product that activates reads and writes scales of 128 columns only, so other layers must not launch it."""
+    """The product that activates supports only scales of 128 columns, so other layers must not launch it."""
     arguments = call((128, 128), (128, 128))
     rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
     a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
@@ -182,7 +182,7 @@ def test_a_workspace_has_room_for_more_scales() -> None:
 @pytest.mark.parametrize("form", ["bytes", "words", "words, MN-major", None])
 @pytest.mark.parametrize("of", [*FINE, "FP4"], ids=str)
 def test_layers_have_one_record(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, of: Any, form: str | None) -> None:
-    """Rows of bytes are whole words here. From other bytes, each call would make words."""
+    """The scales' rows of bytes fill whole words here. If they did not, each call would make words."""
     shapes = (NUM, 512, 512), (NUM, 512, 256), (512, 512)
     if of == "FP4":
         w1, w2, w = (small(*shape, form=form or "e8m0") for shape in shapes)
@@ -214,11 +214,11 @@ def scales_of(n: int, k: int, of: tuple[int, int], form: str) -> Tensor:
 
 @pytest.mark.parametrize("form", TYPES)
 def test_the_shape_of_scales_says_what_they_are_of(form: str) -> None:
-    """A recipe found by shape is right for the weight and the cast of x. Ambiguous shapes require recipe_b."""
+    """A recipe found by the scales' shape is right for the weight and the cast of x. Ambiguous shapes need recipe_b."""
     asked = set()
     for n, k, of in product((8, 32, 40, 64, 72, 136), (16, 32, 48, 64, 80, 128, 144, 256, 288), SCALES_OF_WEIGHTS):
         if of == PER_BLOCK and form != "FP32":
-            continue  # no product accepts UE8M0 for these
+            continue  # no product accepts UE8M0 scales of these blocks
         sf = scales_of(n, k, of, form)
         try:
             found = checked(n, k, sf)

@@ -30,7 +30,7 @@ def experts_call(tokens: int, of: tuple[int, int], form: str | None, hidden: int
 
 
 def check_experts(given: Any, **said: Any) -> None:
-    """Compare results of both devices. A sigmoid may differ by 2^-17 of itself, and a cast by one FP8 step."""
+    """Compare results of both devices. Sigmoids may have a relative error of 2^-17; a cast may be one FP8 step off."""
     right = some(deep_gemm.experts(*given, **said))
     assert deep_gemm.calc_diff(some(deep_gemm.experts(*on_gpu(given), **said)).cpu(), right) < 1e-4
 
@@ -225,7 +225,7 @@ def test_experts_with_fp4(limit: float | None, tokens: int) -> None:
 
 
 def test_a_graph_sees_a_weight_that_was_refreshed_in_place() -> None:
-    """Scales fold at the capture, but not at the replay: on a GPU the kernel decides, not the weight's version."""
+    """Scales fold at the capture, but not at the replay: the kernel decides whether scales fold, not the host."""
     x, ids, p = torch.randn(40, 512).bfloat16(), random_routes(40, 3, 8), torch.rand(40, 3)
     w1, w2 = small(8, 768, 512, seed=1), small(8, 512, 384, seed=2)
     given = on_gpu((x, ids, p, w1, w2))
@@ -242,7 +242,7 @@ def test_a_graph_sees_a_weight_that_was_refreshed_in_place() -> None:
 
 @pytest.mark.parametrize("peer_memory", [False, True])
 def test_experts_of_a_group_of_one_with_fp4(tmp_path: Path, peer_memory: bool) -> None:
-    # All scales fold. If some did not, few rows and rows sent to addresses would be added up in different orders.
+    # All scales fold. Otherwise products of few rows and of rows sent to addresses would add up in different orders.
     weights = small(8, 768, 512, seed=1), small(8, 512, 384, seed=2)
     w1, w2 = ((w, scales.view(torch.uint8) // 4 + 92) for w, scales in weights)
     given = torch.randn(12, 512).bfloat16(), random_routes(12, 3, 8), torch.rand(12, 3), w1, w2

@@ -24,15 +24,15 @@ an error of at most 2^-10 scales. In a block of 128x128, whose scale is 1/448 of
 at most 128 * 2^-10 / 448 < 3e-4 of the block's norm.
 """
 OF_NORMS = 2 * EPSILON + EPSILON**2
-"""Largest error of a product of casts, relative to |a| |b|: (a + da)(b + db).T - a b.T, each d within EPSILON."""
+"""Largest error of a product of casts, relative to |a| |b|: (a + da)(b + db).T - a b.T with da, db within EPSILON."""
 TYPICAL = 0.05
 """Largest error of such a product relative to |a @ b.T|, for random numbers.
 
-Errors are then random and independent too. Their root mean square is 0.026 of the numbers in normal data, so a product
+Errors of casts are then random and independent too. In normal data they are 0.026 of the numbers (RMS), so a product
 has an error of sqrt(2) * 0.026 = 0.037.
 """
 TYPICAL_OF_EXPERTS = 0.1
-"""The same for two products with the activation between them: six errors add up to sqrt(6) * 0.026 = 0.063."""
+"""The same for two products and an activation between: dx and dw1 rest on six casts, sqrt(6) * 0.026 = 0.063."""
 
 
 def error(got: Tensor, right: Tensor) -> float:

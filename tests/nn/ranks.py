@@ -64,7 +64,7 @@ def numbers(*shape: int) -> Tensor:
 def both(
     make: Callable[[], torch.nn.Module], share: Callable[[Any], Any], *, first: bool = True, recipe: str = "block"
 ) -> tuple[Any, Any]:
-    """Return an FP8 model shared among ranks, converted before or after the sharing (`first`), and one not shared."""
+    """Return an FP8 model shared among ranks, converted before (`first`) or after sharing, and an unshared model."""
     torch.manual_seed(0)
     model = make().to(DEVICE)
     whole = copy.deepcopy(model)
@@ -142,7 +142,7 @@ def fsdp() -> None:
         assert found[0].dtype == torch.bfloat16
         assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
         near(found[2:], right)
-        with deep_gemm.nn.keep_casts():  # gathered weights are freed, and later ones reuse their memory
+        with deep_gemm.nn.keep_casts():  # gathered weights are freed, and later weights reuse the memory
             for _ in range(2):
                 near(gradients(model, inputs[RANK], torch.ones((), device=DEVICE)), found)
             number = len(deep_gemm.nn.kept._OF)
@@ -152,7 +152,7 @@ def fsdp() -> None:
 
 
 def experts_across() -> None:
-    """Check an equal part of the experts on each rank."""
+    """Check a mixture whose experts are divided equally among the ranks."""
     torch.manual_seed(0)
     whole, mine = deep_gemm.nn.Experts(4, HIDDEN, 48).to(DEVICE), deep_gemm.distributed.owned_experts(4)
     w1, w2 = (w.detach()[mine].clone() for w in (whole.w1, whole.w2))
@@ -177,7 +177,7 @@ def tensor_parallel() -> None:
         parallelize_module(model, init_device_mesh(DEVICE, (RANKS,)), plan)
 
     def near(found: list[Tensor], right: list[Tensor]) -> None:
-        """Compare results. By recipe "row", a rank's part of a row has its own scale, so its errors of casts differ."""
+        """Compare results. By recipe "row" a rank scales its part of a row alone, so it rounds unlike the whole."""
         near_in_all(found, right, 1e-6 if recipe == "block" else 0.07)
 
     for bias, recipe in ((False, "block"), (True, "block"), (True, "row")):

@@ -657,7 +657,7 @@ def compressed(layer: Any, form: str) -> tuple[Tensor, Tensor]:
 def test_layers_that_hold_fp8_already_are_taken_as_they_are(form: str) -> None:
     layer: Any = torch.nn.Linear(HIDDEN, INTER)
     model, w, x = torch.nn.ModuleDict({"lm_head": layer}), compressed(layer, form), numbers(3, HIDDEN)
-    assert to_fp8_inference(model).converted == ["lm_head"]  # its name does not matter, since it is in FP8
+    assert to_fp8_inference(model).converted == ["lm_head"]  # the name does not matter, since the layer is in FP8
     assert same_bits(layer(x), some(deep_gemm.linear(x, w, bias=layer.bias)).float())
     ours = deep_gemm.nn.FrozenLinear(w, layer.bias)
     assert vars(layer).keys() == vars(ours).keys() | {"in_features", "out_features"}
@@ -728,7 +728,7 @@ def test_what_is_said_of_a_checkpoint_follows_the_scales_that_are_loaded() -> No
     assert in_blocks["quant_method"] == "fp8"
     first = {name: x for name, x in state.items() if "self_attn" in name}
     model.load_state_dict(first, strict=False)
-    assert "quant_method" not in model.config.quantization_config  # no name covers both forms
+    assert "quant_method" not in model.config.quantization_config  # no name means a mixture of both forms
     model.load_state_dict(state)
     assert model.config.quantization_config["quant_method"] == "compressed-tensors"
     again = copy.deepcopy(model)

@@ -134,7 +134,7 @@ def test_it_is_made_of_products_of_casts(tokens: int, dtype: torch.dtype, limit:
     x, grad = numbers(tokens, HIDDEN, dtype=dtype), numbers(tokens, HIDDEN, dtype=dtype, seed=3)
     got, right = trained(layer, x, ids, weights, grad), of_casts(layer, x, ids, weights, grad)
     for name, mine, its in zip(NAMES, got, right, strict=True):
-        # A number rarely rounds to BF16 or FP8 the other way, and then it is small.
+        # Few numbers round to BF16 or FP8 in the other direction, and these numbers are small.
         assert error(mine, its) < 4e-3, name
 
 
@@ -254,7 +254,7 @@ def test_a_router_learns() -> None:
 @BOTH
 @pytest.mark.parametrize("needed", ["x", "topk_weights", "w1", "w2", "x topk_weights w1 w2"])
 def test_torch_counts_the_products_that_are_computed(needed: str, products: str) -> None:
-    """Forward has two products. Backward has one by w2, unless w2 alone is trained, and one for each of x, w1, w2."""
+    """Forward has two products. Backward has one by w2, unless only w2 is trained, and one for each of x, w1 and w2."""
     layer, (ids, weights) = layer_of(products=products), routes(40)
     by_w1, by_w2 = 2 * ids.numel() * 2 * INTER * HIDDEN, 2 * ids.numel() * INTER * HIDDEN
     leaves = {"x": numbers(40, HIDDEN), "topk_weights": weights, "w1": layer.w1, "w2": layer.w2}

@@ -1,4 +1,4 @@
-"""Modules for inference return the results of their functions, and no cast of a model changes their weights' types."""
+"""Modules for inference return their functions' results, and keep their weights' types if a model is cast."""
 
 from __future__ import annotations
 

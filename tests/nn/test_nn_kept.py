@@ -109,7 +109,7 @@ def test_a_weight_that_changes_is_cast_again() -> None:
 
 
 class ByData(torch.optim.SGD):
-    """An optimizer whose changes torch does not count, like optimizers with FP32 weights of their own."""
+    """An optimizer whose changes of weights torch does not count, like optimizers that keep separate FP32 weights."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -183,7 +183,7 @@ def test_what_is_no_parameter_is_cast_in_each_call(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_graph_that_is_captured_uses_no_casts_from_ahead_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the graph's replays would multiply by weights from before the capture."""
+    """If it used such casts, the graph's replays would multiply by weights from before the capture."""
     model, is_capturing = Model(), [False]
     monkeypatch.setattr(kept, "_is_capturing", lambda: is_capturing[0])
     calls = count_calls(monkeypatch, kept, "cast_both_ways", "per_block_cast_to_fp8", "cast_transposed")

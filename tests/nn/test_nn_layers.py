@@ -99,7 +99,7 @@ def test_a_result_is_changed_in_place(name: str, leading: tuple[int, ...]) -> No
 def test_a_model_is_compiled_as_one_graph_of_the_same_bits(
     name: str, device: str, backend: str, frozen: str, dtype: torch.dtype
 ) -> None:
-    """A graph must not round a gradient before its cast: rounding to BF16 first would give other bits of FP8."""
+    """A graph must not round a gradient before the cast: rounding to BF16 first would change bits of the FP8 values."""
     without_bias = {} if "experts" in name else {"bias": False}  # Inductor adds up a bias's gradient in another order
     model = Within(layer_of(name, **without_bias).to(device), lambda layer, *given: layer(*given).relu())
     next(model.parameters()).requires_grad_(frozen != "the first weight")
@@ -120,7 +120,7 @@ def test_a_model_is_compiled_as_one_graph_of_the_same_bits(
         assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
         with torch.no_grad():
             assert same_bits(compiled(*given), found[0][0])
-    assert counter.frame_count <= 2  # one with gradients, one without
+    assert counter.frame_count <= 2  # at most one graph with gradients, and one without
 
 
 @EACH
@@ -134,7 +134,7 @@ def test_autocast_decides_the_type_and_weights_keep_theirs(name: str, dtype: tor
             return layer(*given)
 
     found = [trained(Within(layer, under_autocast), x, *routes, grad)]
-    with torch.autocast("cpu", dtype):  # backward inside of autocast gives the same
+    with torch.autocast("cpu", dtype):  # backward inside of autocast gives the same gradients
         found.append(trained(layer, x, *routes, grad))
     for got in found:
         assert (got[0].dtype, got[1].dtype) == (dtype, torch.float32)
@@ -156,7 +156,7 @@ def test_activations_are_recomputed_with_the_same_bits(name: str, device: str, u
 def test_in_the_batch_invariant_mode_a_token_has_one_result(name: str, device: str) -> None:
     """The result must not depend on how a batch, or a weight's rows, are cut, nor on training, compiling or a graph.
 
-    On a GPU, few tokens and many run other kernels. Outside of this mode, few tokens split k of the linear weight.
+    On a GPU, different kernels serve few and many tokens. Without this mode, few tokens split k of the linear weight.
     """
     deep_gemm.set_batch_invariant(True)
     kind, on_gpu, is_mixture = LAYERS[name], device == "cuda", "experts" in name

@@ -170,7 +170,7 @@ SPREADS = st.sampled_from([0, 2, 6])
 @settings(max_examples=60)
 @given(st.sampled_from(RECIPES), st.integers(1, 300), SIZES, SIZES, st.integers(0, 2**16), SPREADS)
 def test_gradients_are_within_the_stated_bound(recipe: str, m: int, k: int, n: int, seed: int, spread: int) -> None:
-    """For any numbers the bound is in norms of the operands; for random numbers, in the gradient's own norm."""
+    """For any numbers the bound is relative to the operands' norms; for random numbers, to the gradient's norm."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -204,7 +204,7 @@ def test_the_bound_of_casts_is_one_and_a_tight_one(rows_of_scale: int) -> None:
 
 
 def test_wrong_gradients_are_not_within_the_bound() -> None:
-    """A gradient without its casts' scales, transposed, or of another token has a much larger error."""
+    """A gradient has a much larger error if it lacks the casts' scales, is transposed, or is another token's."""
     layer, x, grad = layer_of(), numbers(64, IN, dtype=torch.float32), numbers(64, OUT, dtype=torch.float32, seed=2)
     _, of_x, of_weight, _ = trained(layer, x, grad)
     right = grad.t() @ x
@@ -325,7 +325,7 @@ def test_a_tracer_of_fx_takes_layers_as_leaves() -> None:
 
 @pytest.mark.parametrize("tokens", [16, 40])
 def test_torch_counts_three_products(tokens: int) -> None:
-    """A graph's calls are counted too. (torch compiles nothing under a counter, and then runs a call as it is.)"""
+    """A compiled function's products are counted too. (Under a counter torch runs the function uncompiled.)"""
     layer, one = layer_of(), 2 * tokens * IN * OUT
     exported = torch.export.export(layer, (numbers(tokens, IN),)).module()
     compiled = torch.compile(layer, backend="aot_eager")

@@ -143,7 +143,7 @@ def test_experts_whose_sizes_are_multiples_of_8_are_trained_in_bf16_alone() -> N
 
 
 def test_experts_that_a_filter_leaves_stay_as_they_are() -> None:
-    """All experts read one configuration, which says how experts are computed."""
+    """All experts of a model read the same configuration, which names the way to compute experts."""
     for chosen in EXPERTS:
         model = model_of()
         plain = copy.deepcopy(model)
@@ -174,7 +174,7 @@ def test_one_call_freezes_experts_and_all_parameters_stay_counted(trained: bool)
     assert same_bits(layer(*routed(model)), ours(*routed(model)))
     x, ids, p = routed(model)
     other_ranks = ids.clone()
-    other_ranks[:, 1] = 4  # 4 is behind all experts
+    other_ranks[:, 1] = 4  # 4 is larger than all experts' ids
     assert same_bits(layer(x, other_ranks, p), layer(x, ids, p * torch.tensor([1.0, 0.0])))
     assert error(model(tokens()).logits, plain(tokens()).logits) < 2 * TYPICAL_OF_EXPERTS
     assert model.generate(tokens()[:, :4], max_new_tokens=3, do_sample=False).shape == (2, 7)

@@ -51,7 +51,7 @@ def freeze_experts(model: Any) -> None:
 
 @pytest.mark.parametrize("change", [shift_gradients_of_experts, freeze_experts])
 def test_a_model_with_wrong_gradients_is_found_out(bf16: list[float], change: Any) -> None:
-    """Train in BF16, which is faster: only the curves decide, not the type in which a model was trained."""
+    """Train in BF16, which is faster: the test looks only at learning curves, not at the type used in training."""
     found = compared(bf16, example.train_bf16(SMALL, change=change))
     assert found.apart > 5 * example.TOLERANCE
     reason = some(found.why_not())

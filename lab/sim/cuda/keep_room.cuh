@@ -1,4 +1,4 @@
-// Copies a rank's room word by word, like reads by the kernels between two meetings.
+// Copies a rank's room word by word. It stands for the kernels that read the room between two meetings.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"

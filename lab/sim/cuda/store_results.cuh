@@ -1,4 +1,4 @@
-// Stores made-up results of experts at the addresses from gather_rows, like the second product.
+// Stores given results of experts at the addresses from gather_rows, as the second product does.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"

@@ -18,7 +18,7 @@ BF16, LARGEST = torch.bfloat16, 4
 
 
 class OfBf16(fp8.OfFp8):
-    """The common parts of BF16 products: operands without scales, and exact sums."""
+    """The code that kinds of BF16 products share: operands without scales, and exact sums."""
 
     def drawn_exactness(self) -> bool:
         """Choose small integers always."""
@@ -71,7 +71,7 @@ class DenseBf16(OfBf16, dense.Dense):
         return self.draw.size(8, 3000, 8) if self.turned_a else super().drawn_rows()
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults: operands are used in any layout."""
+        """Return the faults that a call must refuse: operands may have any layout."""
         found = {"a": fp8.VALUES, "b": fp8.VALUES, "d": fp8.OUTPUT + " expanded"}
         return found | ({"c": "dtype shape device"} if self.c == "c" else {})
 
@@ -115,7 +115,7 @@ class DepthsBf16(OfBf16):
         self.m, self.n = draw.size(8, 1000, 8), draw.size(8, 1000, 8)
         self.dtype = BF16 if draw.flag(0.2) else torch.float32
         total = sum(self.ks) + draw.rng.choice((0, 0, 9))
-        self.is_counted = draw.flag(0.4)  # counted on the GPU only, where each filling draws other depths
+        self.is_counted = draw.flag(0.4)  # only the GPU has the depths, and each call of `fill` draws other depths
         self.operands = {
             "a": torch.empty(total, self.m, dtype=BF16, device=draw.device),
             "b": torch.empty(total, self.n, dtype=BF16, device=draw.device),

@@ -29,7 +29,7 @@ SCALES = "shape device"
 
 
 class FineWeight(fp8.Weight):
-    """A weight with fine scales, or for an A with fine scales. If sums are exact, scales are powers of two."""
+    """A weight with scales below 128x128, or for an A with such scales. If sums are exact, scales are powers of two."""
 
     faults: ClassVar[tuple[str, str, str]] = (fp8.VALUES, SCALES, SCALES)
 
@@ -69,7 +69,7 @@ class LayerWeight(FineWeight):
         self.is_beside(self)
 
     def is_beside(self, other: fp8.Weight) -> None:
-        """Copy from the other weight the facts that a layer receives once for both."""
+        """Copy facts from the layer's other weight: a call passes these facts once for both weights."""
         assert isinstance(other, LayerWeight)
         self.of_a, self.of_b, self.form = other.of_a, other.of_b, other.form
         self.columns_of_a, self.columns = self.of_a.columns, min(self.of_a.columns, self.of_b.columns)
@@ -77,7 +77,7 @@ class LayerWeight(FineWeight):
         self.is_open = self.form == "words"
 
     def refused(self, is_stated: bool) -> str:
-        """Return the faults of its scales that a layer refuses. One extra scale may fit into the last word."""
+        """Return the faults of scales that a layer refuses. An extra scale is right if it fits into the last word."""
         return SCALES if is_stated and not self.is_open else "device"
 
     def fill(self, values: Tensor, sf: Tensor) -> None:
@@ -87,13 +87,13 @@ class LayerWeight(FineWeight):
 
 
 class OfFine(fp8.OfFp8):
-    """The common part of products with fine scales."""
+    """The code that kinds of products with scales of fewer than 128 columns share."""
 
     make_weight: ClassVar[type[fp8.Weight]] = FineWeight
     weight: FineWeight
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults: in words, an extra scale of B may fit into the last word, which is then no fault."""
+        """Return the faults that a call must refuse. B's last word may have space for an extra scale: no fault."""
         groups = self.operands["sfb"].shape[-1]
         is_in_a_word = self.weight.form == "words" and not self.turned and groups % UE8M0_PER_WORD
         return {**super().refused_faults(), "sfa": SCALES, "sfb": "device" if is_in_a_word else SCALES}
@@ -106,7 +106,7 @@ class DenseFine(OfFine, dense.Dense):
     has_rows: ClassVar[bool] = False
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults: a turned B may be copied, so any address is right."""
+        """Return the faults that a call must refuse: a turned B may be copied, so any address is right."""
         return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
 

@@ -31,7 +31,7 @@ NUMBERS = torch.tensor([*VALUES, *(-value for value in VALUES)], dtype=torch.flo
 
 
 class Weight(fp8.Weight):
-    """Values two to a byte, and a scale for each 32 of a row: bytes, E8M0, words in either layout, or FP32."""
+    """Two values in a byte, and a scale for each 32 values of a row: bytes, E8M0, words in either layout, or FP32."""
 
     depths = GROUP
     columns = GROUP
@@ -42,7 +42,7 @@ class Weight(fp8.Weight):
         super().__init__(draw, exact, low, high)
         self.type = draw.rng.choice((torch.uint8, torch.int8, torch.float4_e2m1fn_x2))
         self.form = draw.rng.choice(("bytes", "e8m0", "words", "words, MN-major", "fp32"))
-        self.apart = 1 if exact else draw.rng.choice((3, 11, 30))  # range of exponents in a block; 30 does not fold
+        self.apart = 1 if exact else draw.rng.choice((3, 11, 30))  # range of a block's exponents; 30 does not fold
         self.columns_of_a = draw.rng.choice((128, 128, 128, 64, 32))
 
     @property
@@ -63,7 +63,7 @@ class Weight(fp8.Weight):
         return values, torch.empty((*outer, n, k // GROUP), dtype=dtype, device=device)
 
     def refused(self, is_stated: bool) -> str:
-        """Return the faults of its scales that a layer refuses."""
+        """Return the faults of scales that a layer refuses."""
         return SCALES
 
     def fill(self, values: Tensor, sf: Tensor) -> None:
@@ -116,7 +116,7 @@ class Weight(fp8.Weight):
 
 
 class OfFp4(fp8.OfFp8):
-    """The common part of FP4 products: in some trials a scale is NaN, which a product must not hide."""
+    """The code that kinds of FP4 products share: in some trials a scale is NaN, which a product must not hide."""
 
     make_weight: ClassVar = Weight
     weight: Weight
@@ -208,7 +208,7 @@ class CastFp4(Trial):
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
         self.is_mx, self.rounds_up = draw.flag(), draw.flag()
-        others = (16, 100) if draw.device == "cpu" else ()  # on a GPU torch casts these, with a table from the host
+        others = (16, 100) if draw.device == "cpu" else ()  # a GPU casts these by torch, with a table from the host
         self.columns = GROUP if self.is_mx else draw.rng.choice((GROUP, 128, *others))
         k = draw.size(GROUP, 2000, GROUP) if self.is_mx else draw.size(2, 2000, 2)
         groups = draw.rng.choice((0, 0, 1, 4))

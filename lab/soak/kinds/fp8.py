@@ -1,4 +1,4 @@
-"""The common parts of kinds of FP8 products: operands with exact sums, or of all magnitudes with an error bound."""
+"""Common code of FP8 trials: operands with exact sums, or operands of any magnitude with an error bound for D."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fill_scales(draw: Draw, x: Tensor, exact: bool, low: int = -2, high: int = 2
 def product(
     a: Tensor, b: Tensor, c: Tensor | None, dtype: torch.dtype, exact: bool, columns: int = SCALE_BLOCK
 ) -> tuple[Tensor, Tensor | None]:
-    """Return A @ B.T + C of FP64 numbers, rounded to D's type, and the allowed error of D (None: D must be equal).
+    """Return A @ B.T + C of FP64 numbers, rounded to D's type, and the allowed error of D (None: D must be exact).
 
     The sum of each `columns` columns is promoted with its scales.
     """
@@ -60,13 +60,13 @@ def product(
 
 
 class Weight(Part):
-    """A weight of a trial: its layout, contents, and FP64 numbers. This weight is FP8; fp4.py has another one."""
+    """A weight of a trial: its layout, contents, and FP64 numbers. This weight is FP8; fp4.py has the FP4 weight."""
 
     depths: ClassVar[int] = 16
     """k is a multiple of this number."""
     columns: int = SCALE_BLOCK
     columns_of_a: int = SCALE_BLOCK
-    """Columns for each scale of A."""
+    """Number of A's columns that share a scale."""
     of_a, of_b = USUAL
     faults: ClassVar[tuple[str, str, str]] = (VALUES, SCALES, SCALES)
     """Faults of values, of scales, and of A's scales."""
@@ -84,7 +84,7 @@ class Weight(Part):
     block: tuple[int, int] = (SCALE_BLOCK, SCALE_BLOCK)
     """Rows and columns of a scale, as passed to a layer."""
     usual_beside: int = SCALE_BLOCK
-    """Columns for each scale of A in a layer that is passed no `gran_k`."""
+    """Number of A's columns that share a scale, in a layer whose call has no `gran_k`."""
     is_open: bool = False
     """True: the shape of the scales may fit blocks of several sizes."""
 
@@ -94,11 +94,11 @@ class Weight(Part):
         return of_rows | ({"recipe_b": self.block} if is_stated or self.is_open else {})
 
     def refused(self, is_stated: bool) -> str:
-        """Return the faults of its scales that a layer refuses: scales of another type or shape may be valid."""
+        """Return the faults of scales that a layer refuses: scales of another type or shape may be valid."""
         return SCALES if is_stated else "device"
 
     def is_beside(self, other: Weight) -> None:
-        """Copy from the other weight the facts that a layer receives once for both."""
+        """Copy facts from the layer's other weight: a call passes these facts once for both weights."""
         self.columns_of_a = other.columns_of_a
 
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class Weight(Part):
 
 
 class OfFp8(Trial):
-    """The common part of FP8 products."""
+    """The code that kinds of FP8 products share."""
 
     exact: bool
     k: int

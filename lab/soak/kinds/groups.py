@@ -25,7 +25,7 @@ def draw_ends(draw: Draw, m: int, groups: int, alignment: int) -> Tensor:
     end = 0
     for _ in range(groups):
         start = align(end, alignment)
-        if start <= m and draw.flag(0.8):  # otherwise the group is empty, and ends where the previous one ends
+        if start <= m and draw.flag(0.8):  # otherwise the group is empty, and ends where the previous group ends
             end = start + draw.rng.randint(0, (m - start) // 2)
         ends.append(end)
     return torch.tensor(ends, dtype=torch.int32, device=draw.device)

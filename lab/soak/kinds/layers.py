@@ -177,7 +177,7 @@ class PlainWeight:
         return ""
 
     def is_beside(self, other: PlainWeight) -> None:
-        """Do nothing: the weights share no facts."""
+        """Do nothing: BF16 weights have no facts to share."""
 
     def room(self, shape: Sequence[int]) -> tuple[Tensor, None]:
         """Allocate the weight, in either layout."""
@@ -186,7 +186,7 @@ class PlainWeight:
         return x.mT if turned else x, None
 
     def fill(self, w: Tensor, _: None) -> None:
-        """Draw numbers for which rows keep their usual magnitude."""
+        """Draw numbers with which results have about the magnitude of x."""
         w.copy_(self.draw.normal(w.shape) / w.shape[-1] ** 0.5)
 
     def given(self, w: Tensor, _: None) -> Tensor:

@@ -24,7 +24,7 @@ def weighted(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
 
 
 def heads_and_depth(draw: Draw) -> tuple[int, int]:
-    """Draw mostly the pairs of models, because every other pair needs a new kernel that takes seconds to compile."""
+    """Draw mostly the pairs that models have, because any other pair needs a kernel that takes seconds to compile."""
     if draw.flag(0.85):
         return draw.rng.choice((32, 64)), 128
     return draw.rng.choice((8, 16, 32, 64)), draw.rng.choice((32, 64, 128))

@@ -88,7 +88,7 @@ class MegaMoe(Trial):
         return {}
 
     def compute(self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor) -> None:
-        """Make the call itself."""
+        """Call `fp8_mega_moe` with these weights."""
         fp8_mega_moe(y, l1, l2, self.buffer, counts, activation_clamp=self.limit)
 
     def first_weight(self, expert: int) -> Tensor:

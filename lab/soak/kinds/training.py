@@ -1,4 +1,4 @@
-"""Training steps of layers: results, and gradients of everything."""
+"""Training steps of layers: results, and the gradients of all inputs and parameters."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ExpertsStep(Step):
         """Draw routes; some have no expert."""
         super().fill()
         self.operands[ROUTES].copy_(self.draw.integers((self.tokens, self.topk), -1, self.experts - 1))
-        # Weights have one sign, so that an expert that a token has twice does not cancel itself.
+        # Weights have one sign, so that results of an expert that a token has twice do not cancel each other.
         self.operands["topk_weights"].copy_(self.draw.powers_of_two((self.tokens, self.topk), -3, 0))
 
     def right(self) -> dict[str, Right]:

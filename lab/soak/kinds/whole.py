@@ -24,7 +24,7 @@ LONGEST = 4096
 
 
 class WholeWeight(fp8.Weight):
-    """A weight with a scale for each row, or for an A with such scales. Sums are exact."""
+    """A weight with a scale for each row, or for an A with a scale for each row. Sums are exact."""
 
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
         super().__init__(draw, exact, low, high)
@@ -67,7 +67,7 @@ class ExpertsWhole(layers.Experts):
 
 
 class OfWhole(fp8.OfFp8):
-    """The common part of products with such scales. Biases are integers, so that sums with them are exact too."""
+    """The code that kinds of products with one scale for all of k share. Biases are integers: all sums are exact."""
 
     make_weight: ClassVar[type[fp8.Weight]] = WholeWeight
 
@@ -99,7 +99,7 @@ class DenseWhole(OfWhole, dense.Dense):
             self.add_bias(self.n)
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults: a turned B may be copied, so any address is right."""
+        """Return the faults that a call must refuse: a turned B may be copied, so any address is right."""
         return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
     def call(self, x: Tensors) -> Tensors:

@@ -157,7 +157,7 @@ def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
 
 @pytest.mark.parametrize("zero_padding", [True, False])
 def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept(zero_padding: bool) -> None:
-    """A holds NaN in these rows. With ids, `ensure_zero_padding` (which callers pass as False) changes nothing."""
+    """A is NaN in rows without a group. With ids, `ensure_zero_padding` (which callers set to False) has no effect."""
     ids = torch.tensor([-1] * 130 + [0] * 3 + [-1] * 170 + [1] + [-1] * 100)
     a, b, d = numbers(len(ids), K), numbers(2, N, K), torch.full((len(ids), N), 7.0)
     a[ids < 0] = torch.nan

@@ -160,7 +160,7 @@ def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept() -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(576, 7168), (4096, 512), (2112, 2056)])
 def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone(n: int, k: int) -> None:
-    """The row's index, its group's rows, the number of groups, the layout's form and the hint must not matter."""
+    """A row's index, the number of rows in the group, the number of groups, the layout and the hint must not matter."""
     x, w = numbers(1100, k), numbers(5, n, k, seed=1)
     right = some(deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w[2:3], None, int32([0] * 1100)))
     for rows in (1, 7, 64, 65, 129, 300, 1100):

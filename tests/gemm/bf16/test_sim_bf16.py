@@ -137,7 +137,7 @@ def grouped(block_m: int, block_n: int, groups: works.Work) -> Bf16Config:
 
 
 def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone() -> None:
-    """The tile, the layout's form, the row's index, its group's rows and the number of groups must not matter."""
+    """The tile, the layout, a row's index, the number of rows in the group and the number of groups must not matter."""
     x, w = numbers(ROWS, K), numbers(3, N, K, seed=1)
     right = products(grouped(64, 64, works.ENDS), x, w[OWN : OWN + 1], [ROWS])
     assert not torch.equal(right, x.float() @ w[OWN].float().t())  # proves that the simulator's sums are not exact
@@ -170,7 +170,7 @@ def test_bits_of_a_heads_row_depend_on_it_and_its_weight_alone(tile: tuple[int, 
 
 
 def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
-    """A group's sums begin at its own first row, and the zeros behind its last row add nothing."""
+    """A group's sums begin at the group's first row, and zeros behind the group's last row add nothing."""
     turned, ks = Majors(True, True), (64, 0, 192)
     outputs = [Output(is_fp32=True, work=groups) for groups in (works.PARTS, works.COUNTED)]
     by_host, by_gpu = (bf16_config(64, 64, output, turned) for output in outputs)

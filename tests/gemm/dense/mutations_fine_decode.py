@@ -73,7 +73,7 @@ MUTATIONS = [
     _replace("blocks of 32 rows have one scale", "kRowsOfB < 64 ? row / kRowsOfB + i * 8 : 0", "kRowsOfB < 32 ? row + i * 8 : 0", BLOCKS),
     _replace("parts two and three swapped", "of[i][2] = four.z, of[i][3] = four.w", "of[i][3] = four.z, of[i][2] = four.w"),
     _replace("the second half has the first's scale", "of[i][1] = two.y", "of[i][1] = two.x", HALVES),
-    # Parts
+    # Partial sums
     _replace("all parts of B are the first", "ptx::smem_descriptor_from_low(b_low + k / 16)", "ptx::smem_descriptor_from_low(b_low)"),
     _replace("all parts of A are the first", "ptx::smem_descriptor_from_low(a_low + k / 16)", "ptx::smem_descriptor_from_low(a_low)"),
     _replace("the first 32 columns of a part alone", "k != part * kDepth);", "false);", HALVES),

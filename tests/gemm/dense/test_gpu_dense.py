@@ -174,7 +174,7 @@ def test_the_same_call_gives_the_same_bits(m: int, n: int, k: int) -> None:
 
 
 def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
-    """A new thread has no CUDA context. It must get one, both to load a kernel and to launch a loaded kernel."""
+    """A new thread has no CUDA context. It must get a context, both to load a kernel and to launch a loaded kernel."""
     torch.manual_seed(0)
     RECORDS.clear()
     kernels: tuple[Any, ...] = (FP8_GEMM, FP8_GEMM_DECODE)
@@ -311,7 +311,7 @@ def test_one_call_gives_the_same_bits_each_time() -> None:
 
 @pytest.mark.parametrize("index", range(len(reachable_decode())))
 def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
-    """Alone, a CTA adds all k-blocks in one chain, in order. A split is compared with the same split, part by part."""
+    """A CTA alone adds all k-blocks in one chain, in order. A split is compared with the sum of reference parts."""
     config = reachable_decode()[index]
     p = small_integers(config, config.block_tokens - 1, config.block_n + 8, 4240, index, "cuda")
     if config.cluster_k == 1:
@@ -379,7 +379,7 @@ def test_a_record_serves_other_operands_and_streams_and_graphs(m: int, n: int, k
 @pytest.mark.parametrize("words", Words.__members__.values(), ids=str)
 @pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
 def test_fine_scales_give_the_references_bits(operands: Any, words: Words) -> None:
-    """The kernel adds all parts of k-blocks in one chain, in order, with any scales. Small integers make sums exact."""
+    """With any scales the kernel adds partial sums in one chain, in order. Small integers make partial sums exact."""
     _, sfa, sfb = operands
     for tokens, warpgroups in ((8, 1), (16, 2), (64, 1)):
         config = some(decode_config(tokens, warpgroups, 1, 1, is_fp32=True, sfa=sfa, sfb=sfb))

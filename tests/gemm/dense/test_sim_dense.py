@@ -28,7 +28,7 @@ def check(config: GemmConfig, m: int, n: int, k: int, seed: int, schedule: str |
 
 
 def ragged(config: GemmConfig) -> tuple[int, int, int]:
-    """Return sizes of two tiles and a bit each way for two clusters: the ring wraps, and every edge is ragged."""
+    """Return slightly more than two tiles in m and n, for two clusters: the ring wraps, and every edge is ragged."""
     m, n = config.block_m * 2 * config.cluster_m + 8, config.block_n * 2 * config.cluster_n + 8
     return m, n, 128 * 2 + 16
 
@@ -58,7 +58,7 @@ def test_runs_and_tails_of_any_depth(run_k_blocks: int, num_partials: int, num_k
 @pytest.mark.parametrize("num_partials", [1, 2])
 @pytest.mark.parametrize("run_k_blocks", [1, 8, 16, 32])
 def test_runs_of_any_length(run_k_blocks: int, num_partials: int) -> None:
-    """Test less than a run, a run, a block more, past the 32 blocks whose scales a warp holds; with a tail or not."""
+    """Test less than a run, a run, a k-block more, past the 32 k-blocks whose scales a warp holds; tails or none."""
     whole = GemmConfig(64, 16, 3, 1, num_partials=num_partials, run_k_blocks=run_k_blocks, panel_columns=16)
     for num_k_blocks in one_in(2, sorted({1, run_k_blocks - 1, run_k_blocks, run_k_blocks + 1, 64, 67} - {0})):
         config = replace(whole, has_tail=num_k_blocks % run_k_blocks != 0)
@@ -88,7 +88,7 @@ def test_units_in_any_order_of_rows_and_columns(units: str, by_row: bool, num_pa
 @pytest.mark.parametrize("schedule", [None, "slow_cta", "slow_warps"])
 @pytest.mark.parametrize("cluster_k", one_in(3, range(2, 9)))
 def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) -> None:
-    """Test more tiles than clusters, whose partial sums free memory for the next tile; and fewer runs than CTAs."""
+    """Test more tiles than clusters, so the next tile reuses the memory of partial sums; and fewer runs than CTAs."""
     config = tile_config(64, 32, Output(with_c=True), cluster_k=cluster_k, k=128 * 9)
     check(config, 264, 72, 128 * 9, seed=cluster_k, schedule=schedule)
     check(config, 136, 40, 128 * 3 - 16, seed=cluster_k, schedule=schedule)
@@ -96,7 +96,7 @@ def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) ->
 
 @pytest.mark.parametrize("cluster_k", one_in(3, range(2, 9)))
 def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
-    """Every CTA has work, some have a run more, the last run is cut short, and each share is longer than the ring."""
+    """Every CTA has work, some CTAs have one more run, the last run is cut short; shares are longer than the ring."""
     config = GemmConfig(64, 32, 2, 1, num_partials=2, run_k_blocks=2, has_tail=True, panel_columns=32)
     config = replace(config, cluster_k=cluster_k)
     check(config, 136, 72, 128 * (4 * cluster_k + 3) - 16, seed=cluster_k)
@@ -104,7 +104,7 @@ def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
 
 @pytest.mark.parametrize("cluster_k", one_in(2, [5, 7]))
 def test_ctas_to_which_no_part_of_a_tile_falls(cluster_k: int) -> None:
-    """Each CTA adds up two of 8 chunks. The last CTAs receive none, but must still send, and wait with the others."""
+    """Each CTA adds up two of 8 chunks. The last CTAs receive no chunk, but must still send theirs, and wait too."""
     config = GemmConfig(64, 16, 2, 1, cluster_k=cluster_k, panel_columns=16)
     for seed, schedule in enumerate(("slow_cta", "late_stores", "slow_warps")):
         check(config, 264, 40, 128 * (cluster_k + 1), seed=seed, schedule=schedule)
@@ -177,7 +177,7 @@ def test_every_kind_of_output(tile: tuple[int, int], output: Output, seed: int) 
 @pytest.mark.parametrize("output", [FP32, Output(is_fp32=True, adds_to_d=True)], ids=lambda output: output.name)
 @pytest.mark.parametrize("n", [4, 60, 72, 80, 96, 128, 132])
 def test_every_span_of_wide_panels(n: int, output: Output) -> None:
-    """n is a multiple of 4, 8, 16 or 32 and of no larger power of two; D ends inside of a panel or with one."""
+    """n is a multiple of 4, 8, 16 or 32 and of no larger power of two; D ends inside of a panel or at its end."""
     config = tile_config(64, 64, output, k=144)
     assert config.has_wide_panels
     check(config, 72, n, 144, seed=n)
@@ -185,7 +185,7 @@ def test_every_span_of_wide_panels(n: int, output: Output) -> None:
 
 @pytest.mark.parametrize("k", one_in(2, [16, 112, 128, 144, 1024, 4224, 8208]))
 def test_any_depth(k: int) -> None:
-    """Test less than one block, a block's edges, more than the 32 blocks whose scales a warp holds, and over 64."""
+    """Test less than a k-block, a k-block's edges, more than the 32 k-blocks whose scales a warp holds, and over 64."""
     check(tile_config(128, 112, BF16, k=k), 136, 120, k, seed=k)
 
 
@@ -209,7 +209,7 @@ def test_any_rows_and_columns(m: int, n: int) -> None:
     ids=lambda config: config.name,
 )
 def test_fewer_rows_than_a_tile(config: GemmConfig, m: int) -> None:
-    """TMA boxes of A and its scales must then have fewer rows, in each kind of product."""
+    """If A has few rows, TMA boxes of A and of A's scales must have fewer rows, in each kind of product."""
     check(config, m, config.block_n + 8, 400, seed=m)
 
 

@@ -73,7 +73,7 @@ def problem(sfb: Scales, *, of_a: Scales = PER_ROW) -> tuple[GemmConfig, Problem
 
 @pytest.mark.parametrize("sfb", one_in(2, BLOCKS), ids=str)
 def test_blocks_that_share_a_scale_along_k_are_promoted_at_once(sfb: Scales) -> None:
-    """Equal scales give the bits of a product by 128x128, also beside columns of the tile whose scales differ."""
+    """Scales that are equal along k give the bits of 128x128 scales, even if other columns of the tile have others."""
     of, p = problem(sfb)
     plain = tile_config(128, 128, Output(), k=128)
     blocks = torch.rand(3, 11, generator=torch.Generator().manual_seed(1)) + 0.5

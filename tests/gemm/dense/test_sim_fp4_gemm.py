@@ -45,7 +45,7 @@ def test_every_tile_on_ragged_problems(tile: tuple[int, int, int], any_scales: b
 
 @pytest.mark.parametrize("k", one_in(3, [32, 64, 96, 128, 160, 288, 1312]))
 def test_any_depth(k: int) -> None:
-    """Test less than one k-block, a part of the last one, and a split whose last CTAs have no k-block."""
+    """Test k below a k-block, an incomplete last k-block, and a split whose last CTAs have no k-block."""
     for of in (config(64, 128), config(64, 64, 4), config(128, 128, 2), config(256, 128)):
         DenseTrial(of, 72, 136, k, k, any_scales=True).run()
 
@@ -69,7 +69,7 @@ def test_biased_schedules(tile: tuple[int, int, int], schedule: str) -> None:
 @pytest.mark.parametrize("schedule", [None, "late_loads", "slow_math"])
 @pytest.mark.parametrize("stages", one_in(2, [2, 3, 4, 5]))
 def test_rings_of_any_length(stages: int, schedule: str | None) -> None:
-    """The ring wraps within a tile, at its end, and within a pass; with two warpgroups, at either one's turn."""
+    """The ring wraps within a tile, at a tile's end, and within a pass; with two warpgroups, in the turn of either."""
     for of in (config(64, 64), replace(config(64, 64), num_partials=1), config(256, 128)):
         shallow = replace(of, num_stages=stages)
         if shallow.why_illegal() is None:

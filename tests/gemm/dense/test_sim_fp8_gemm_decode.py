@@ -41,7 +41,7 @@ def test_every_tile_on_ragged_problems(block_tokens: int, num_math_warpgroups: i
 
 @pytest.mark.parametrize("cluster_k", one_in(3, range(1, 9)))
 def test_every_cluster_whatever_the_number_of_k_blocks(cluster_k: int) -> None:
-    """Test fewer k-blocks than CTAs, one for each CTA, and some more; and rings that wrap."""
+    """Test fewer k-blocks than CTAs, one k-block for each CTA, and slightly more; and rings that wrap."""
     config = DecodeConfig(16, 2, 1, cluster_k, is_fp32=True)
     for num_k_blocks in {1, cluster_k - 1, cluster_k, cluster_k + 1, 6 * cluster_k - 1} - {0}:
         check(config, 13, 72, 128 * num_k_blocks - 48, seed=num_k_blocks)
@@ -66,7 +66,7 @@ def test_c_may_be_d() -> None:
 
 @pytest.mark.parametrize("k", [16, 128, 4080, 4224, 8208, 12304])
 def test_any_depth(k: int) -> None:
-    """Test less than one block, and past 32, 64 and 96 blocks: shared memory holds the scales of 32 at a time."""
+    """Test less than one k-block, and past 32, 64 and 96: shared memory holds the scales of 32 k-blocks at a time."""
     check(DecodeConfig(16, 5, 1, 1), 5, 72, k, seed=k)
     check(DecodeConfig(8, 5, 2, 3), 5, 72, k, seed=k)
 
@@ -119,7 +119,7 @@ def test_scales_may_have_any_strides() -> None:
 
 
 def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
-    """The CTA adds all k-blocks in one chain, in order. The operands are small integers, so a block's sum is exact."""
+    """The CTA adds the k-blocks' sums in one chain, in order. Operands are small integers, so these sums are exact."""
     g = torch.Generator().manual_seed(1)
     for tokens, warpgroups in ((8, 1), (48, 2)):
         config = DecodeConfig(tokens, 4, warpgroups, 1, is_fp32=True)
@@ -179,7 +179,7 @@ def test_any_sides_scales_in_words(kind: Any, words: Words) -> None:
 
 @pytest.mark.parametrize("k", one_in(3, [16, 32, 48, 128, 144, 288, 576, 1024, 1040, 2880]))
 def test_any_depth_of_fine_scales(k: int) -> None:
-    """Test under one k-block, past multiples of the 4 or 8 whose scales shared memory holds, and CTAs without one."""
+    """Test k below a k-block, past multiples of the 4 or 8 whose scales shared memory holds, CTAs without k-blocks."""
     DecodeTrial(config(16, 3, 1, 1), 5, 72, k, k, any_scales=True, words=BOTH).run()
     DecodeTrial(config(32, 3, 1, 3), 5, 72, k, k).run()
 
@@ -207,7 +207,7 @@ def test_scales_may_have_any_strides_of_fine_scales(kind: Any, words: Words) -> 
 
 @pytest.mark.parametrize(("kind", "words"), one_in(4, [(kind, words) for kind in KINDS for words in WORDS]))
 def test_a_cta_that_is_alone_gives_the_references_bits_of_fine_scales(kind: Any, words: Words) -> None:
-    """The CTA adds all parts in one chain, in order, with any scales. Small integers make a part's sum exact."""
+    """With any scales the CTA adds its partial sums in one chain, in order. Small integers make partial sums exact."""
     of = config(16, 3, 2, 1, kind=kind, is_fp32=True)
     p = fine_problem(of, 13, 136, 1200, seed=1, any_scales=True, words=words)
     g = torch.Generator().manual_seed(2)
@@ -265,7 +265,7 @@ def test_every_tile_on_ragged_problems_of_fp4_weights(block_tokens: int, warpgro
 
 @pytest.mark.parametrize("k", one_in(2, [32, 64, 96, 128, 160, 2048, 2080, 4160]))
 def test_any_depth_of_fp4_weights(k: int) -> None:
-    """Test less than one k-block, odd numbers, past multiples of the 16 whose scales are held, CTAs without one."""
+    """Test k below a k-block, odd k-blocks, past multiples of the 16 whose scales are held, CTAs without k-blocks."""
     DecodeTrial(fp4_config(16), 5, 72, k, k).run()
     DecodeTrial(fp4_config(8, 2, 2, 4), 5, 136, k, k, any_scales=True).run()
 

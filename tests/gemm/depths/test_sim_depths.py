@@ -146,7 +146,7 @@ def test_depths_that_no_caller_may_pass_lead_nowhere(wrong: list[int]) -> None:
 
 
 def test_other_depths_in_the_same_memory() -> None:
-    """A graph may meet other depths when it is replayed: the groups' values and scales then begin elsewhere."""
+    """Depths may have changed when a graph is replayed: the groups' values and scales then begin elsewhere."""
     config = config_for()
     problem = sim.random_problem(config, [256, 128, 384], M, N, on_gpu_alone=True)
     changed = torch.tensor([0, 512, 256], dtype=torch.int32)

@@ -53,7 +53,7 @@ def test_each_head_is_a_product_of_its_own(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", one_in(2, [8, 1, 4, 2]))
 def test_the_output_projection_of_deepseek_v4_beside_fp64(ranks: int, device: str) -> None:
-    """Scales may have any value, not only powers of two: GPUs before Blackwell use such scales."""
+    """Scales may have any value, not only powers of two: models on GPUs before Blackwell have such scales."""
     tokens, heads, r, d = 3, 8 // ranks, 4096, 1024
     a = per_token_cast_to_fp8(numbers(tokens, heads, r, device=device))
     w = per_block_cast_to_fp8(numbers(heads, d, r, seed=1, device=device))

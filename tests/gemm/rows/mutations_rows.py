@@ -20,7 +20,7 @@ COUNTS_LOW = tile_config(64, 64, Output(work=works.COUNTS), k=128)
 COUNTS = tile_config(128, 64, Output(work=works.COUNTS), k=128)
 TWO_UNITS = tile_config(256, 64, Output(work=works.COUNTS), k=128)
 FOUR_UNITS = GemmConfig(256, 16, 3, 1, panel_columns=16, work=works.COUNTS)
-"""A tile that is never chosen: units of its rows may lie past a group's end."""
+"""A tile that calls never choose: some of its units may be past the group's end."""
 FEW_STAGES = GemmConfig(128, 64, 2, work=works.COUNTS)
 WIDE = tile_config(128, 192, Output(work=works.COUNTS), k=128)
 CUT = tile_config(128, 256, Output(work=works.COUNTS), k=128)
@@ -29,7 +29,7 @@ IDS_CUT = tile_config(128, 256, Output(work=works.IDS), k=128)
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 400 + (1,) * 257 + (2,) * 64 + (-1,) * 300 + (0,) * 5
 
 LONG = (0,) * 90 + (-1,) * 1901 + (1,) * 300 + (-1,) * 100 + (2,) * 50
-"""More rows than a window, and a group that it cuts."""
+"""More rows than a window of the layout holds, and a group that the window's end cuts."""
 
 TRIALS = [
     *(Trial(IDS, MIXED, 1, name) for name in (None, "slow_producer", "slow_warps", "slow_lanes", "late_loads")),

@@ -20,7 +20,7 @@ LOW, USUAL, CUT = (tile_config(*tile, SILU, k=384) for tile in ((64, 128), (128,
 HALVES = tile_config(64, 256, Output(work=works.ENDS, epilogue=epilogues.SILU_OF_HALVES), k=384)
 SECOND_LOW, SECOND, SECOND_UNITS = (tile_config(*tile, BY_64, k=384) for tile in ((64, 128), (128, 128), (128, 256)))
 FEW_STAGES = GemmConfig(64, 128, 2, 1, run_k_blocks=1, panels_per_store=2, work=works.IDS, sfa=PER_64)
-"""A configuration that is never chosen: slots are wanted again at once."""
+"""A configuration that calls never choose: with few slots, each slot is needed again at once."""
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 50 + (1,) * 150 + (2,) * 64 + (0,) * 5
 SIZES = (3, 150, 70, 0, 64, 5)

@@ -26,13 +26,13 @@ dense: Any = deep_gemm.fp8_fp4_gemm_nt
 
 
 def rows(*shape: int, columns: int = 128) -> Operand:
-    """A, its scales powers of two, so that words may hold them."""
+    """Make an A whose scales are powers of two, so that words can hold the scales."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     return deep_gemm.per_token_cast_to_fp8(x, use_ue8m0=True, gran_k=columns)
 
 
 def by_groups(a: Operand, b: Operand, ids: list[int], **said: Any) -> Tensor:
-    """The rows by dense products, zeros where there is no group."""
+    """Compute each row by a dense product; rows without a group are zeros."""
     d = torch.zeros(len(ids), b[0].shape[1], dtype=torch.bfloat16)
     for row, group in enumerate(ids):
         if group >= 0:
@@ -96,7 +96,7 @@ def test_scales_of_a_in_every_form(columns: int, packed: bool) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("k", [64, 160, 672])
 def test_scales_of_a_for_64_columns(k: int, form: str) -> None:
-    """Each half of a block has its own scale of A, as activations have, so each half's product gets its own scale."""
+    """A has a scale for each half of a k-block, as activations have, so the sum of each half is scaled separately."""
     (x, sx), (values, scales) = rows(len(IDS), k, columns=64), random_weight(GROUPS, N, k)
     b, d = (values, FORMS[form](scales)), torch.full((len(IDS), N), 7.0)
     product_of_rows_by_64((x, sx), b, d, torch.tensor(IDS, dtype=torch.int32))
@@ -158,7 +158,7 @@ REFUSED: dict[str, Callable[..., dict[str, Any]]] = {
         "b": (b[..., :40].contiguous(), sf),
     },
 }
-"""Words of an error, and a change of a right call's weight that leads to it."""
+"""The beginning of an error, and the change of a correct call's weight that causes it."""
 
 
 @pytest.mark.parametrize("message", REFUSED)

@@ -1,6 +1,6 @@
 """Grouped rows on a GPU: chosen kernels, users' problems, graphs, layouts that change.
 
-D is full of canaries before each product, rows of A without a group hold NaN, values and scales, and all of D is
+Before each product D is full of canaries. Rows of A without a group are NaN, both values and scales. All of D is
 compared.
 """
 
@@ -77,7 +77,7 @@ def kernels() -> None:
 
 
 def operands(groups: int, rows: int, n: int, k: int, planes: int | None = None) -> tuple[Any, Any, Tensor]:
-    """A, B and a D full of canaries, made on the GPU."""
+    """Make A, B and a D full of canaries on the GPU."""
     shape = (rows, k) if planes is None else (planes, rows, k)
     a = torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
     sfa = get_mn_major_tma_aligned_tensor(torch.rand(*shape[:-1], ceil_div(k, 128), device="cuda") + 0.5)
@@ -354,7 +354,7 @@ def test_the_same_call_gives_the_same_bits_on_any_number_of_sms_where_rows_are_a
 
 
 class Expert:
-    """Weights and rows for both products of an expert, and room for their results."""
+    """Weights and rows for both products of an expert, and memory for the results."""
 
     def __init__(self, sizes: list[int], hidden: int, middle: int) -> None:
         generator = torch.Generator("cuda").manual_seed(1)
@@ -382,7 +382,7 @@ class Expert:
         product_of_rows_by_64(self.middle, self.w2, self.y, self.ids)
 
     def error(self, rows: int) -> float:
-        """Error of the first `rows` rows, against the CPU's second product of the values that the first one gave."""
+        """Return the first rows' error: the CPU computes the second product from the GPU's first result."""
         found = []
         for i, group in enumerate(self.ids[:rows].tolist()):
             (a, sfa), (b, sfb) = (x[i, None] for x in self.middle), (x[group] for x in self.w2)

@@ -93,7 +93,7 @@ def test_rows_that_go_to_addresses(tile: Tile, any_scales: bool) -> None:
 
 
 def test_groups_of_one_launch_have_passes_of_their_own() -> None:
-    """More tiles than are told of ahead, and each group's weight needs other passes, some of them in one tile alone."""
+    """Test more tiles than the queue of passes holds. Each group's weight needs other passes, some in one tile only."""
     of, counts, n, k = config(works.COUNTS, 64, 128), [70, 3, 0, 64, 129, 1], 264, 256
     p = sim.random_problem(of, counts, n, k, 3)
     scales = bytes_of(p.sfb, k).clone()
@@ -110,7 +110,7 @@ def test_groups_of_one_launch_have_passes_of_their_own() -> None:
 
 @pytest.mark.parametrize("any_scales", one_in(2, [False, True]))
 def test_bits_are_those_of_dense_products(any_scales: bool) -> None:
-    """By each kind of layout and each tile."""
+    """Test each kind of layout and each tile."""
     k, n, sizes = 544, 136, [70, 0, 129]
     of_counts = config(works.COUNTS, 64, 128)
     p = sim.random_problem(of_counts, sizes, n, k, 1, rows=129, any_scales=any_scales)

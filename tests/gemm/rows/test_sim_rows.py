@@ -1,7 +1,7 @@
 """The fp8_gemm kernel's own source in the simulator where rows are grouped.
 
-In every problem here D is full of canaries, and rows of A without a group hold NaN, values and scales. After a
-run all of D is compared: products, zeros where the contract wants them, canaries everywhere else.
+In every problem here D is full of canaries, and rows of A without a group are NaN, values and scales. After a
+run all of D is compared: products, zeros in padding that must be zero, canaries everywhere else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def config_for(kind: works.Work, block_m: int = 128, block_n: int = 64, k: int =
 
 
 def ids_of_sizes(sizes: list[int], padding: int = 0) -> list[int]:
-    """Ids of groups of these sizes, each padded to a multiple of `padding` rows."""
+    """Return the ids of groups of these sizes, each padded to a multiple of `padding` rows."""
     ids: list[int] = []
     for group, size in enumerate(sizes):
         ids += [group] * size + [-1] * (-size % padding if padding else 0)
@@ -106,13 +106,13 @@ def test_tall_tiles_that_end_at_any_height(fp32: bool, schedule: str | None) -> 
 def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
     kind: works.Work, block_n: int, num_sms: tuple[int, ...], fp32: bool, schedule: str | None
 ) -> None:
-    """The chosen 128x256 tiles once, and narrow tiles of two units, which take a fourth of the time."""
+    """Test the usual 128x256 tiles once, else narrow tiles of two units, which take a fourth of the time."""
     config = config_for(kind, 128, block_n, is_fp32=fp32)
     if block_n == 64:
         config = replace(config, unit_n=32, panel_columns=32)
     assert config.cuts_last_tiles
     one_tile, six, forty = ([3], block_n), ([200, 0, 70], block_n + 8), ([1] * 40, block_n // 2 + 8)
-    # A kernel that reads ids learns too late that the only tile is the last.
+    # A kernel that reads ids finds out too late that its only tile is the last tile, so it does not cut this tile.
     cut_by = ((one_tile, () if kind == works.IDS else (2, 3, 4, 5, 7)), (six, (4, 5)), (forty, (3,)))
     for (sizes, n), cut_by_sms in cut_by:
         problem = sim.random_problem(config, layout_of(kind, sizes), n, K)
@@ -121,7 +121,7 @@ def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
             outcome = check(config, problem, sms, schedule, num_sms=sms)
             assert torch.equal(outcome.d, whole.d)
             assert outcome.result.stores == whole.result.stores
-            has_loaded_twice = outcome.result.loads > whole.result.loads  # A's rows, by both halves
+            has_loaded_twice = outcome.result.loads > whole.result.loads  # both halves load A's rows
             assert has_loaded_twice == (sms in cut_by_sms)
 
 

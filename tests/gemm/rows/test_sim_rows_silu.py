@@ -1,7 +1,7 @@
-"""Rows that are activated and cast on their way out of fp8_gemm, in the simulator.
+"""Rows that fp8_gemm activates and casts before it stores them, in the simulator.
 
-Values and scales are full of canaries, and rows without a group hold NaN: in A, in its scales, among the weights. What
-a run leaves is compared whole.
+Values and scales are full of canaries. Rows without a group are NaN in A, in A's scales and in the weights. The memory
+after a run is compared as a whole.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_weights_of_zero_and_below() -> None:
 
 
 def test_the_very_large_the_very_small_and_what_is_not_finite() -> None:
-    """Scales of A take rows there: past FP32's largest, under 2^-90, to zero, to infinity."""
+    """Scales of A make the rows' results larger than FP32's largest number, smaller than 2^-90, zero, or infinite."""
     p = sim.random_problem([64, 70], 256, 256, 7)
     for first, factor in ((0, 1e18), (8, 4e18), (16, 1e25), (24, 1e-13), (32, 1e-18), (40, 1e-30), (48, float("inf"))):
         p.sfa[first : first + 8] *= factor
@@ -148,7 +148,7 @@ RAGGED_BY_64 = (*[2] * 70, *[-1] * 5, *[0] * 3, *[1] * 129, 3, *[-1] * 200, *[0]
 
 
 def check_by_64(tile: tuple[int, int], n: int, k: int, seed: int, schedule: str | None = None) -> None:
-    """The two scales of a k-block differ by more than chance."""
+    """Check a product whose A has two different scales in each k-block."""
     RowsTrial(tile_config(*tile, BY_64, k=k), RAGGED_BY_64, seed, schedule, n=n, k=k, zero_padding=False).run()
 
 
@@ -165,7 +165,7 @@ def test_biased_schedules_by_64(tile: tuple[int, int], schedule: str) -> None:
 
 
 def test_scales_that_are_alike_give_the_product_by_128() -> None:
-    """The order of sums differs, but these are sums of small whole numbers, which FP32 holds exactly."""
+    """The order of sums differs, but the sums are small whole numbers, which FP32 holds exactly."""
     generator = torch.Generator().manual_seed(1)
     config = tile_config(128, 128, BY_64, k=256)
     p = sim_by_64.random_problem(config, RAGGED_BY_64, 136, 256, 3, zero_padding=False)

@@ -118,7 +118,7 @@ CASE(accumulators_of_nothing) {
   write_f32(c.out + thread, d[3]);
 }
 
-// Sums 4096 products. `once`: the tensor core adds all of them; else it adds 128 at a time, and the thread adds these.
+// Sums 4096 products. `once`: the tensor core adds all; else it adds 128 at a time, and the thread adds these sums.
 CASE(accumulate) {
   const bool once = c.x;
   for (uint32_t i = thread; i < 4096; i += 128) {

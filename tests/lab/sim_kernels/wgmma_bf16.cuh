@@ -9,7 +9,7 @@
 #include "types.cuh"
 
 // An operand is stored in boxes of 64 rows: K-major rows hold 64 elements of k; MN-major rows are rows of k and hold 64
-// elements. K-major boxes follow each other like rows. An MN-major operand's descriptor holds the distance of boxes.
+// elements. K-major boxes follow each other like rows. An MN-major operand's descriptor has the distance between boxes.
 constexpr uint32_t kBoxBytes = 64 * 128, kBoxesOfB = ceil_div(kN, 64);
 
 struct SharedStorage {

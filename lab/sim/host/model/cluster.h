@@ -61,7 +61,7 @@ void cluster_sync() {
   cluster_wait();
 }
 
-// For inspection only: the simulator's remote accesses take a pointer and a rank.
+// For inspection only: the simulator's remote accesses use a pointer and a rank, not this address.
 uint32_t mapa(const void* pointer, uint32_t rank) { return rank << 24 | (smem_address(pointer) & 0xffffff); }
 
 }  // namespace ptx

@@ -17,7 +17,7 @@ struct Context {
   void* stack_pointer = nullptr;
 };
 
-// Saves the registers that the System V ABI makes a callee preserve, and returns on the other stack.
+// Saves the registers that a callee must preserve by the System V ABI, and returns on the other stack.
 extern "C" void sim_switch(void** save, void* to);
 asm(R"(
 .text

@@ -133,7 +133,7 @@ void st_global_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 uint32_t atom_add(uint32_t* p, uint32_t value) {
   return sim::add_at_once(p, value, [](sim::Known&) {});
 }
-// With other ranks two ranks stand for two kernels on one GPU.
+// If there are other ranks, two ranks stand for two kernels on one GPU.
 void red_release_gpu_add_b32(uint32_t* p, uint32_t value) {
   sim::add_at_once(p, value, [p](sim::Known& known) {
     sim::tell(known), sim::join(machine->counted_fenced[p], self->fenced);
@@ -154,7 +154,7 @@ uint32_t ld_acquire_gpu_b32(const uint32_t* p) {
   if (machine->launch.other_ranks) return ld_acquire_sys_b32(p);
   yield();
   const auto* word = reinterpret_cast<const uint32_t*>(global_access(p, 4, false, "ld_acquire_gpu_b32"));
-  if (self->asked == std::pair<const void*, uint32_t>{p, *word})  // asks again and again
+  if (self->asked == std::pair<const void*, uint32_t>{p, *word})  // this thread polls the word
     block(machine->waiting_for_count[p], {"waits for another count than", [word] { return text(*word); }});
   self->asked = {p, *word};
   self->same_answers = self->seen == self->asked ? self->same_answers + 1 : 0;

@@ -168,7 +168,7 @@ inline void choose_bias() {
   if (places.schedule == kLateStores) bias.store_delay = 1u << 30;
 }
 
-// Finds the writable buffers that tensor maps among the arguments are of.
+// Finds the writable buffers that belong to tensor maps among the arguments.
 inline void note_mapped() {
   for (size_t i = 0; const size_t bytes = sim_argument_bytes(i); ++i) {
     const auto* argument = static_cast<const uint8_t*>(machine->launch.arguments[i]);

@@ -24,7 +24,7 @@ struct Launch {
   uint32_t num_buffers;
   const Buffer* buffers;
   void** arguments;
-  const double (*fp8)[256];   // numbers of all bytes, by the type's bits of exponent
+  const double (*fp8)[256];   // the number that each byte means, by the type's bits of exponent
   uint32_t rank;              // the rank that runs the kernel
   uint32_t (*other_ranks)();  // runs kernels of other ranks; returns non-zero if one of them has failed; null: no other ranks
 };

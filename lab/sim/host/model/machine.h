@@ -60,13 +60,13 @@ struct Mbarrier {
   // Data that TMA has written in a phase, but that ordinary loads cannot see yet, because no thread has waited.
   std::vector<std::pair<uint64_t, Range>> landed;
   std::vector<Sent> sent;
-  std::vector<uint64_t> known;  // of the threads that have arrived
+  std::vector<uint64_t> known;  // the knowledge of the arrived threads
 };
 
 // The true values of accumulators, while the kernel's registers are poisoned.
 struct Accumulators {
   uint32_t count = 0;       // per lane
-  uint32_t saved = 0;       // mask of the lanes whose values are saved here
+  uint32_t saved = 0;       // mask of lanes whose values are saved here
   uint64_t last_product = 0;
   float* registers[kLanes];
   std::vector<float> values;  // by lane
@@ -77,7 +77,7 @@ struct ProductKind {
   const char* name;
   bool is_bf16, a_is_mn_major, b_is_mn_major;
   bool has_registers = false;       // A is in the lanes' registers
-  uint32_t exponent_bits_of_b = 4;  // of FP8; A is E4M3
+  uint32_t exponent_bits_of_b = 4;  // for an FP8 B; A is E4M3
 
   bool operator==(const ProductKind&) const = default;
   uint32_t depth() const { return is_bf16 ? 16 : 32; }
@@ -95,23 +95,23 @@ struct Product {
   uint32_t registers[4][kLanes] = {};  // A, if it is in the lanes' registers
 };
 
-// A thread's knowledge: for each place of a fiber, the number of its stores to peers that the thread knows of.
+// A thread's knowledge: for each fiber's place, the number of that fiber's stores to peers that the thread knows of.
 using Known = std::vector<uint64_t>;
 
 struct Warp {
-  // The operation at which the lanes meet. Values of two generations, because slow lanes may still read the older one.
+  // The operation at which lanes meet. Values of two generations, because slow lanes may still read the older values.
   const char* operation = nullptr;
   uint32_t arrived = 0, exited = 0;
   uint64_t generation = 0;
   uint64_t values[2][kLanes];
-  Known known[2];  // of the lanes that meet at syncwarp
+  Known known[2];  // the knowledge of the lanes that meet at syncwarp
   WaitList waiting;
 
   uint32_t elected = 0;
   uint32_t registers = 0;
 
   uint64_t issued = 0;            // number of products
-  std::deque<Product> products;   // issued but not executed
+  std::deque<Product> products;   // issued, but not executed yet
   std::deque<uint64_t> groups;    // the value of `issued` at each commit that no wait has covered
   std::map<float*, Accumulators> in_flight;   // by lane 0's registers
   std::map<float*, uint64_t> handed_back;     // by lane 0's registers: the value of `fences` when the kernel got them back
@@ -158,18 +158,18 @@ struct Cta {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   NamedBarrier named[kNamedBarriers];
-  bool agreed[2] = {};  // true if all of a generation passed true to syncthreads_and; even, odd generations
+  bool agreed[2] = {};  // for even and odd generations: all threads passed true to syncthreads_and
   WaitList waiting_for_registers;
 };
 
 struct Cluster {
   std::vector<Cta*> ctas;
   uint32_t live_threads = 0, arrived = 0;
-  uint64_t generation = 0;  // of the cluster's barrier
+  uint64_t generation = 0;  // the generation of the cluster's barrier
   WaitList waiting;
 };
 
-// The TMA stores of one commit: how many must still read shared memory, and how many must still write.
+// The TMA stores of one commit: the number that must still read shared memory, and the number that must still write.
 struct StoreGroup {
   uint32_t unread = 0, unwritten = 0;
   WaitList waiting;
@@ -190,17 +190,17 @@ struct Fiber {
   std::vector<Range> unfenced;  // generic writes that the async proxy cannot see yet
   std::vector<Mbarrier*> unfenced_barriers;
   std::vector<std::function<void(std::shared_ptr<StoreGroup>)>> uncommitted;
-  std::vector<Copy> copies;  // issued, but no wait has covered them
+  std::vector<Copy> copies;  // issued copies that no wait has covered
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::vector<const void*> unreleased_maps;  // tensor maps that this thread has written
-  std::set<const void*> acquired_maps;       // maps made by kernels that this thread may use
-  uint64_t fenced_at = 0;    // `acquired` at its last fence for TMA's loads from global memory
+  std::set<const void*> acquired_maps;       // maps that kernels made and this thread may use
+  uint64_t fenced_at = 0;    // `acquired` at this thread's last fence for TMA's loads from global memory
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
   Known known;
   Known fenced, told_fenced, for_tma;  // of stores to memory that TMA loads: see peers.h
   std::pair<const void*, uint32_t> seen{};   // the count that was read last, and its value
-  uint32_t same_answers = 0;                 // how often in a row a poll found nothing new
+  uint32_t same_answers = 0;                 // number of polls in a row that found nothing new
   std::pair<const void*, uint32_t> asked{};  // the count that was read last, since a barrier or the warp was waited for, and its value
 
   uint32_t lane() const { return thread % kLanes; }
@@ -212,7 +212,7 @@ struct Fiber {
 struct Event {
   uint64_t due, order;
   std::function<void()> run;
-  bool operator<(const Event& other) const {  // std::priority_queue pops the greatest, so the earliest must compare greatest
+  bool operator<(const Event& other) const {  // std::priority_queue pops the greatest, so the earliest must be greatest
     return due != other.due ? due > other.due : order > other.order;
   }
 };
@@ -230,7 +230,7 @@ struct Machine {
   std::vector<Fiber*> ready;
   std::vector<uint64_t> stored;                                                   // by place of a fiber
   std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
-  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of a word's last one
+  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // a word's last store: place, number
   uint64_t acquired = 0;                                                          // times that a load acquired
   std::unordered_map<uint64_t, uint64_t> acquired_at;                             // of a peer's word
   std::map<const void*, Known> counted, counted_fenced;                           // at words of atomics that release
@@ -239,7 +239,7 @@ struct Machine {
   uint32_t ready_polling = 0;
   bool waits_for_rank = false;  // a thread polls a word of another rank, which may need the next turn
   std::priority_queue<Event> events;
-  bool is_ahead_over = false, is_end_of_ahead_due = false;  // of the previous kernel, if this one is its dependent launch
+  bool is_ahead_over = false, is_end_of_ahead_due = false;  // about the previous kernel, if this launch depends on it
   WaitList waiting_for_ahead;
   std::map<const void*, uint32_t> maps_in_use;  // number of pieces of loads in flight that use each map
   std::vector<std::unique_ptr<Cluster>> clusters;

@@ -111,7 +111,7 @@ inline void run_next_event() {
   event.run();
 }
 
-// A thread that polls in vain must not keep a slow one from its turns.
+// A thread that polls in vain must not keep a slow thread from its turns.
 inline bool may_wait(const Fiber& fiber) { return fiber.is_slow || fiber.same_answers > 100; }
 
 inline Fiber* take_ready() {

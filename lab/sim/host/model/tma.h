@@ -35,7 +35,7 @@ inline Box make_box(const TensorMap* map, const void* shared, std::initializer_l
   return box;
 }
 
-// Calls visit(shared address of the chunk, first byte inside the tensor, end of those, global address of the chunk) for
+// Calls visit(shared address of the chunk, first byte inside the tensor, end of such bytes, global address) for
 // the 16-byte chunks of some rows. Addresses wrap at 2^64, as on the hardware; bounds are checked by dimension.
 template <typename Visit>
 void visit_chunks(const Box& box, uint32_t first_row, uint32_t end_row, const Visit& visit) {
