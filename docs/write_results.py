@@ -103,7 +103,7 @@ def page() -> str:
             "## Six calls",
             "",
             "The L2 is cold. *Mean speedup* is over DeepGEMM, for all products of a kind; their number is in brackets.",
-            "cuBLASLt fast is `torch._scaled_mm` with one scale for each tensor: it does less work. Its time is our aim.",
+            "cuBLASLt fast is `torch._scaled_mm` with a scale for each tensor: it does less work. Its time is our aim.",
             "",
             _examples(),
             "",
