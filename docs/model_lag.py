@@ -197,7 +197,7 @@ def work_of(gpu: Gpu, layer: Layer, ranks: int, tokens: int, *, stores_beside: b
 def stream(work: Work, lag: int | None) -> Iterator[tuple[int, bool]]:
     """Yield (block, whether the task is the second product's), in the order in which SMs start tasks.
 
-    A block's second product starts `lag` tasks after the end of its first product; if `lag` is None, after all first products.
+    A block's second product starts `lag` tasks after the end of its first product; if None, after all first products.
     """
     due = 0
     for task in range(work.blocks * work.first):
