@@ -79,7 +79,7 @@ LAGS = tuple(round(SMS * waves) for waves in (0.5, 1, 1.5, 2, 3, 6))
 FEW_TOKENS = 512
 """The fit ignores products of fewer tokens, because the busiest GPU then has more than its share of experts."""
 RINGS = (4, 8, 16)
-"""Blocks of a ring beyond the least one."""
+"""Numbers of blocks by which a ring may exceed the smallest ring."""
 JUDGED_TOKENS = (1024, 2048, 4096, 8192)
 TOLERANCE = 0.002
 """The best lag and ring are the smallest whose time exceeds the least time by at most this part."""
