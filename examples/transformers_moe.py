@@ -95,7 +95,7 @@ def with_fp8_weights(plain: Any) -> Any:
 
 @torch.no_grad()
 def prefill(model: Any, ids: Tensor, logits_to_keep: int = 0) -> Tensor:
-    """Compute the logits of the last tokens, or of all."""
+    """Compute the logits of the last tokens, or of all tokens."""
     logits: Tensor = model(ids, use_cache=True, logits_to_keep=logits_to_keep).logits
     return logits
 
