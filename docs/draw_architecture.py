@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "deep_gemm"
 PICTURE = Path(__file__).with_name("architecture.svg")
 FRONT = "__init__"
 PATHS = ("distributed", "errors", "jit_kernels", "utils")
-"""Public import paths that only name things that other rooms hold; they are no rooms."""
+"""Public import paths that only name things that other rooms hold, and are not rooms."""
 
 Arrows = dict[str, set[str]]
 """For each room the rooms that it imports."""

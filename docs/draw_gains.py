@@ -14,7 +14,7 @@ from lab.bench.report import Report, Row, geometric_mean
 PICTURE = Path(__file__).with_name("gains.svg")
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 WIDTH, ROW, TOP, LEFT, UNIT = 600, 58, 44, 16, 200
-"""Bars begin at LEFT; UNIT is the length of the other's speed. The picture is narrow enough for a telephone."""
+"""Bars begin at LEFT; UNIT is the length of the other implementation's speed. The picture fits on a telephone."""
 COLOUR = "#c9404f"
 """A colour of medium brightness, which does not change when the site inverts pictures in dark mode."""
 
@@ -91,7 +91,7 @@ def _in_vllm(steps: tuple[str, ...]) -> float:
 
 
 def svg() -> str:
-    """Return the picture: a line at the other's speed, and a bar for our speed."""
+    """Return the picture: a line at the other implementation's speed, and a bar for our speed."""
     found = gains()
     height = TOP + ROW * len(found) + 6
     line = LEFT + UNIT

@@ -79,7 +79,7 @@ LAGS = tuple(round(SMS * waves) for waves in (0.5, 1, 1.5, 2, 3, 6))
 FEW_TOKENS = 512
 """The fit ignores products of fewer tokens, because the busiest GPU then has more than its share of experts."""
 RINGS = (4, 8, 16)
-"""Blocks of a ring beyond the least one."""
+"""Numbers of blocks by which a ring may exceed the smallest ring."""
 JUDGED_TOKENS = (1024, 2048, 4096, 8192)
 TOLERANCE = 0.002
 """The best lag and ring are the smallest whose time exceeds the least time by at most this part."""
@@ -197,7 +197,7 @@ def work_of(gpu: Gpu, layer: Layer, ranks: int, tokens: int, *, stores_beside: b
 def stream(work: Work, lag: int | None) -> Iterator[tuple[int, bool]]:
     """Yield (block, whether the task is the second product's), in the order in which SMs start tasks.
 
-    A block's second product starts `lag` tasks after the end of its first product; after all first ones if it is None.
+    A block's second product starts `lag` tasks after the end of its first product; if None, after all first products.
     """
     due = 0
     for task in range(work.blocks * work.first):

@@ -15,7 +15,7 @@ from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
 UNSEARCHED = "Project"
-"""The tab with pages that the search ignores, because they are the project's log and no guides."""
+"""The tab with pages that the search ignores, because they are the project's log, not guides."""
 RESULT = re.compile(r"Callable\[P, ([^\[\]]+)\]\]?$")
 NAME = re.compile(r"(?<!\[)`(\w+)`(?!\])")
 ENTRY = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
@@ -56,7 +56,7 @@ SHOWN = {
 class Pages(Preprocessor):
     """Links names on the map of functions, completes the reference, and hides a tab from the search.
 
-    It also receives docstrings, as parts of their page: they contain no entries, and have the page's context.
+    It also receives each docstring as a part of its page: a docstring has no entries, but has the page's context.
     """
 
     def run(self, lines: list[str]) -> list[str]:

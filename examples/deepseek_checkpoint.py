@@ -29,7 +29,7 @@ except ModuleNotFoundError:
     raise SystemExit("this example needs safetensors: pip install safetensors") from None
 
 SCALES = ".weight_scale_inv"
-"""In spite of the name, values are multiplied by these: weight = values * scales of 128x128 blocks."""
+"""In spite of the name, values are multiplied by these scales: weight = values * scales of 128x128 blocks."""
 
 
 def write_tiny(folder: Path) -> None:

@@ -11,8 +11,8 @@ Prints the reward of each step and the largest difference of a probability, with
 ten seconds on two cores. Each rank has its own sequences, and a GPU if there are enough. Otherwise ranks share the
 CPU, where both differences are 0: its reference has no tiles, so the CPU shows nothing about the mode.
 
-This program has its own attention, norms and router, because torch's sums may add in another order for more rows, which
-would show. Here a sum adds its two halves element by element, again and again, and each token reads its whole cache.
+This program has its own attention, norms and router: torch may sum in another order for more rows, so bits would
+differ. Here a sum adds its two halves element by element, again and again, and each token reads its whole cache.
 """
 
 from __future__ import annotations

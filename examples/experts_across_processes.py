@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 2 examples/experts_across_processes.py
 
 Prints the error of each process's rows relative to one process's rows, in 10 seconds on two cores, for any number of
-processes. Each takes a GPU if there are enough, and NCCL sends the rows; otherwise Gloo sends CPU tensors.
+processes. Each process takes a GPU if there are enough, and NCCL sends the rows; otherwise Gloo sends CPU tensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compile and launch your own CUDA kernel, like the package's kernels:  python examples/own_kernel.py
 
-Prints whether it agrees with torch, in 3 seconds. It runs on a Hopper GPU if there is one, otherwise in the simulator,
-which needs g++ and a checkout. docs/learn/own.md explains it.
+Prints whether the kernel agrees with torch, in 3 seconds. It runs on a Hopper GPU, or without one in the simulator,
+which needs g++ and a checkout. docs/learn/own.md explains the program.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ SIZES = {
 STEPS = 300
 WARM_UPS = 10
 LAST = 30
-"""The mean loss of this many last steps is compared."""
+"""The number of last steps whose mean loss is compared."""
 TOLERANCE = 0.01
 """Allowed difference of the final losses, relative to BF16's progress: from a guess's loss to its final loss."""
 

@@ -95,7 +95,7 @@ def with_fp8_weights(plain: Any) -> Any:
 
 @torch.no_grad()
 def prefill(model: Any, ids: Tensor, logits_to_keep: int = 0) -> Tensor:
-    """Compute the logits of the last tokens, or of all."""
+    """Compute the logits of the last tokens, or of all tokens."""
     logits: Tensor = model(ids, use_cache=True, logits_to_keep=logits_to_keep).logits
     return logits
 
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--family", choices=("qwen3_moe", "deepseek_v3"), default="qwen3_moe")
     parser.add_argument("--layers", type=int, default=2, help="how many layers the model has (default: 2)")
     parser.add_argument("--tiny", action="store_true", help="a model that a CPU runs in seconds")
-    parser.add_argument("--repeats", type=int, default=20, help="times are medians of so many (default: 20)")
+    parser.add_argument("--repeats", type=int, default=20, help="times are medians of this many runs (default: 20)")
     said = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not said.tiny:

@@ -4,7 +4,7 @@
 //   math, 2 warpgroups     full --wait--> WGMMA, promote --arrive--> empty
 //                          at the end of a tile: registers -> shared memory -> TMA -> D
 //
-// In a cluster of two, CTAs with neighbouring rows of tiles share B: each loads half of it into both.
+// In a cluster of two, CTAs with neighbouring rows of tiles share B: each CTA loads half of B into both CTAs.
 #pragma once
 #include "config.cuh"  // kBlockN, kNumStages, kClusterSize, kSharedBytes
 #include "types.cuh"
@@ -83,7 +83,7 @@ DEVICE void load_tiles(const Params& p, SharedStorage& shared) {
       at.advance();
     }
   }
-  // The other CTA's arrivals at this one's barriers must have come before it exits.
+  // Before this CTA exits, the other CTA must have arrived at this CTA's barriers.
   if constexpr (kClusterSize > 1)
     for (uint32_t i = 0; i < kNumStages; ++i, at.advance())
       ptx::mbarrier_wait_parity(&shared.empty[at.stage], at.parity ^ 1);
@@ -111,7 +111,7 @@ DEVICE void multiply_tile(const Params& p, SharedStorage& shared, RingPosition& 
     ptx::wgmma_commit_group();
     ptx::fence_registers(partial);
     ptx::wgmma_wait_group<0>();
-    // One lane gives the slot back, once the last value that the warp loaded from it has come.
+    // One lane releases the slot, once the last value that the warp loaded from it has arrived.
     if constexpr (kClusterSize > 1)
       ptx::mbarrier_arrive_cluster_after(&shared.empty[at.stage], lane % kClusterSize, sfa[1], lane < kClusterSize);
     else

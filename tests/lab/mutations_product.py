@@ -19,7 +19,7 @@ _ARRIVE_CLUSTER = (
     "ptx::mbarrier_arrive_cluster_after(&shared.empty[at.stage], lane % kClusterSize, sfa[1], lane < kClusterSize);"
 )
 _RELEASE = f"""\
-    // One lane gives the slot back, once the last value that the warp loaded from it has come.
+    // One lane releases the slot, once the last value that the warp loaded from it has arrived.
     if constexpr (kClusterSize > 1)
       {_ARRIVE_CLUSTER}
     else
