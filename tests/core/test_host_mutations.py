@@ -26,5 +26,5 @@ def test_a_broken_host_is_noticed(mutation: Mutation) -> None:
 def test_a_change_of_nothing_is_not_noticed_and_a_module_that_cannot_be_executed_is_no_finding() -> None:
     spaced = Mutation("spaced", "casts.lay_scales", '"stride_m":', '"stride_m" :', ("scales",))
     assert why_noticed(spaced, "scales") is None
-    with pytest.raises(RuntimeError, match="expected a module that can be executed"):
+    with pytest.raises(RuntimeError, match="expected a module that Python can import"):
         why_noticed(replace(spaced, new="!"), "scales")
