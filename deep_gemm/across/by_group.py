@@ -91,7 +91,7 @@ class Plan(NamedTuple):
         return tokens_of_rows(self.row_of, sum(self.sends))
 
     def forth(self, rows: Tensor) -> Tensor:
-        """Send the plan's rows, stacked by rank, and return the received rows. Later rows are not sent."""
+        """Send the plan's rows, stacked by rank, and return the received rows. Rows after the plan's are not sent."""
         return exchange(rows[: sum(self.sends)], self.sends, self.receives, self.group)
 
     def back(self, received: Tensor) -> Tensor:

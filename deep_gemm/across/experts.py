@@ -224,7 +224,7 @@ class Experts(Holder, Trained):
         return plan.sum_up(plan.back(self._sums(arrived, plan.routes)))
 
     def _trained(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
-        """Compute the mixture with gradients, or in BF16: tokens travel in their own type, as gradients need them.
+        """Compute the mixture with gradients, or in BF16. Tokens travel in their own type, which gradients need.
 
         The cast sees the same rows as in `_computed`, so the result has the same bits.
         """
@@ -295,7 +295,7 @@ class Experts(Holder, Trained):
         return self._decoded(x, topk_ids, topk_weights, out)
 
     def everywhere(self, topk: int, is_apart: bool) -> Everywhere:
-        """Return the `Everywhere` of tokens or of single routes: the first call makes it, as graphs use its tensors.
+        """Return the `Everywhere` of tokens or of single routes. The first call makes it, and keeps it for graphs.
 
         Later calls must have the same number of routes for each token.
         """
@@ -317,7 +317,7 @@ class Experts(Holder, Trained):
             share_of_experts(share.num_experts, *self.weights(), *where, self.gran_k, self.recipe_b)
 
     def connected(self, topk: int) -> Peers:
-        """Return the peers, connected in the first call. Later calls must have the same number of routes of a token."""
+        """Return the peers, connected in the first call. Later calls must have as many routes for each token."""
         if self._peers is None:
             assert self._most is not None and self._seconds is not None
             room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk, self._columns)

@@ -77,7 +77,7 @@ class MegaTensors(NamedTuple):
     """FP32 `[rows, intermediate / 64]`"""
 
     def of(self, tokens: int) -> MegaTensors:
-        """Return these tensors, with the first `tokens` rows of the filled ones."""
+        """Return these tensors; of those that the caller fills, only the first `tokens` rows."""
         filled = len(FILLED_TYPES)
         return MegaTensors(*(x[:tokens] for x in self[:filled]), *self[filled:])
 

@@ -362,7 +362,7 @@ def fp8_fp4_mega_moe(
 ) -> None:
     """Compute `fp8_mega_moe` with FP4 weights, from `transform_weights_for_mega_moe`.
 
-    `recipe` must be (1, 1, 32), and a keyword not named here None or False; else the call is a NotImplementedError.
+    `recipe` must be (1, 1, 32), and keywords not named here must be None or False; else it raises NotImplementedError.
     gate and up are rounded to BF16, and Q has one scale for each row and 128 columns, as in `silu_mul_cast_to_fp8`.
     The rest is as for `fp8_mega_moe`. By peer memory, scales of `l2_weights` are UE8M0, in any form.
 

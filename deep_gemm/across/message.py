@@ -169,7 +169,7 @@ def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
 
 
 def prefill_bytes(rows: int, hidden: int, topk: int, *, gran_k: int | None = SCALE_BLOCK) -> int:
-    """Count the bytes there and back in the prefill form if `rows` (token, process) pairs go to other processes.
+    """Count the bytes sent and returned in the prefill form if `rows` (token, process) pairs leave their process.
 
     `gran_k` columns of a token share a scale, 0: all; None counts tokens in BF16.
 

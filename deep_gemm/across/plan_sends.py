@@ -66,7 +66,7 @@ def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, ex
 
 
 def grid(config: PlanSendsConfig, tokens: int) -> int:
-    """Count the CTAs: one for each `num_threads` tokens, and at least one, which writes counts of 0 without tokens."""
+    """Count the CTAs: one for each `num_threads` tokens. If there are no tokens, one CTA writes counts of 0."""
     return max(ceil_div(tokens, config.num_threads), 1)
 
 

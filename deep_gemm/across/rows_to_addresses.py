@@ -52,7 +52,7 @@ def check_weight(name: str, w: Rows) -> None:
 
 
 def problem(a: Operand, w: Operand, addresses: Tensor, ends: Tensor, *, of_a: Scales = PER_ROW) -> Problem:
-    """State the operands of `run` as a product of grouped rows; beside FP8 a scale of A may cover 64 columns."""
+    """State the operands of `run` as a product of grouped rows. With FP8 weights a scale of A may cover 64 columns."""
     (b, sfb), of_b = w, PER_BLOCK
     if is_packed(w):
         (b, sfb), of_b = packed_weight("b", w, ("groups", "n", "k"), {}), MX

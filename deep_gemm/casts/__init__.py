@@ -1,4 +1,4 @@
-"""Casts of ordinary tensors to FP8 values with FP32 scales, for one row, one column or one block at a time.
+"""Casts of tensors to FP8 values with FP32 scales. A scale is for columns of a row, rows of a column, or a block.
 
 All casts share these rules. A scale is the block's largest finite magnitude divided by 448, the largest E4M3 value, so
 that every finite input fits. Each element that is an infinity or a NaN, of either sign, becomes E4M3's NaN, the byte

@@ -168,7 +168,7 @@ def room_of(rows: int, groups: int) -> tuple[int, int]:
 
 
 def tiles_of(p: DepthsCast) -> tuple[int, int]:
-    """Count tiles of columns: of x or the gradient; and of the activation, or of all results if a CTA makes all."""
+    """Count tiles along columns: first of x or the gradient, then of the activation, or of both if a CTA casts both."""
     k = p.x.shape[1]
     if config_of(p).source in (Source.SILU_AT_ONCE, Source.SILU_ROWS):
         return 0, ceil_div(k // 2, SCALE_BLOCK)

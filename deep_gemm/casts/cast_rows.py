@@ -172,7 +172,7 @@ def num_units(config: CastConfig, m: int, k: int) -> int:
 
 
 def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
-    """Count CTAs: a team for each unit. If only the GPU knows the number of units, no more CTAs than run at a time."""
+    """Count CTAs, with a team for each unit; or at most as many as run at a time, if only the GPU knows all units."""
     ctas = ceil_div(num_units(config, m, k), config.teams)
     most = MOST_PARTS if config.to == AMAX_OF_TENSOR else num_sms * config.ctas_per_sm
     return ctas if config.groups == Groups.NONE and config.to != AMAX_OF_TENSOR else least(ctas, most)
@@ -292,7 +292,7 @@ def is_aligned(x: Tensor, values: Tensor, per_byte: int = 1) -> bool:
 
 
 def block_reciprocal(k: int, block: int = SCALE_BLOCK) -> int:
-    """Compute the reciprocal by which `BlockOfRows` of casts/cast/values.cuh divides by the blocks of a row."""
+    """Compute the reciprocal with which `BlockOfRows` of casts/cast/values.cuh divides by a row's number of blocks."""
     return min((1 << 32) // ceil_div(k, block), (1 << 32) - 1)
 
 

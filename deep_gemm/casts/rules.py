@@ -158,7 +158,7 @@ def granularity(gran_k: object, least: int = 1) -> int:
 
 
 def check_rows(x: Tensor, mn_major: bool, masked_m: Tensor | None) -> None:
-    """Check the shape of the rows to cast, and the counts of groups. `Target.checked` checks the rest."""
+    """Check the shape of the rows to cast, and each group's count of used rows. `Target.checked` checks the rest."""
     if mn_major and isinstance(x, TENSORS) and x.dim() not in (2, 3):
         raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
     if masked_m is not None:

@@ -145,7 +145,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
 
 
 def configs_in_bf16(weight: Weight, m: int, gpu: Gpu, *, by_ends: bool = False) -> list[Bf16Config]:
-    """List the kernels for a BF16 weight and m rows (of all groups or of each), also with activation for many rows."""
+    """List the kernels for a BF16 weight and m rows (in all groups or in each); for many rows also with activation."""
     work = GROUPS[weight.groups] if weight.groups else DENSE
     work = ENDS if work is IDS and (by_ends or m >= MANY_ROWS) else work
     outputs = [replace(OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], work=work)]
@@ -257,7 +257,7 @@ def jobs_of_layers() -> Iterator[Job]:
     yield from logits_jobs()
     for config in choose_hc.usual_hc():
         yield job_of(choose_hc.kernel_of(config).KERNEL, config)
-    for summing in bf16.reachable_bf16_sum():  # sum_slices, which adds the slices up, is an ordinary kernel
+    for summing in bf16.reachable_bf16_sum():  # `ordinary_jobs` yields sum_slices, which adds up the slices
         if summing.majors == K_MAJOR:
             yield job_of(BF16_GEMM, summing)
 

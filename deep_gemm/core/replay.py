@@ -85,7 +85,7 @@ def _native() -> tuple[Any, str]:
 
 
 class Records:
-    """Records of a function's calls that differ only in their tensors. Of too many records, the oldest are dropped."""
+    """Records of a function's calls that differ only in their tensors. If they are too many, the oldest are dropped."""
 
     def __init__(self, free: Sequence[Free], native: Any = None) -> None:
         """`native` is replay.c's module, or None to replay in Python."""

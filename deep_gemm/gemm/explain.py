@@ -1,4 +1,4 @@
-"""Explain why a kernel was chosen: list every tile of a product, its estimated time, and why it lost."""
+"""Explain why a kernel was chosen: list every tile of a product, its estimated time, and why it was not chosen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Question:
-    """A product, in the terms of the choice of a configuration."""
+    """A product, described by all that decides which configuration is chosen."""
 
     m: int
     n: int

@@ -1,4 +1,4 @@
-// D = C + A @ B.T of FP8 operands with fine-grained scales, two-level accumulation. Persistent and warp-specialized:
+// D = C + A @ B.T of FP8 operands with fine-grained scales, by two-level accumulation. Persistent and warp-specialized:
 //
 //   producer, one thread      for each tile, for each k-block:   empty --wait--> TMA A, sfa, B --bytes--> full
 //   converting, 0 to 8 warps  in between, if WGMMA cannot read B as stored, or scales of B must be copied: see CONVERT

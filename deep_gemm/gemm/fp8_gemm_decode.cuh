@@ -1,5 +1,5 @@
-// D = C + A @ B.T for few rows of A, the tokens of a decode step. FP8 operands with fine-grained scales, two-level
-// accumulation. Such a product takes as long as loading B, so all SMs must load at once, and many bytes at a time:
+// D = C + A @ B.T for few rows of A, the tokens of a decode step. FP8 operands have fine-grained scales; accumulation has
+// two levels. Such a product takes as long as loading B, so all SMs must load at once, and many bytes at a time:
 //
 //   producer, one thread         for each k-block:       empty --wait--> TMA B, A --bytes--> full
 //   math, 1 or 2 warpgroups      for 32 k-blocks:        sfa * sfb -> shared memory

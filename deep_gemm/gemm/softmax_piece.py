@@ -1,4 +1,4 @@
-"""The kernel of gemm/softmax_piece.cuh, which reads a piece of logits once: sums forward, gradients backward."""
+"""The kernel of gemm/softmax_piece.cuh, which reads a piece of logits once, for sums or for gradients."""
 
 from __future__ import annotations
 

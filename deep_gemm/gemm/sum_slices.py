@@ -92,7 +92,7 @@ def run(p: Problem) -> None:
 
 
 def apart(x: Tensor) -> Tensor:
-    """Copy an operand if all its products share one matrix, so that each has its own."""
+    """Copy an operand if all its products share one matrix, so that each product has its own."""
     return x if x.stride(0) else copied("products that share one matrix", x)
 
 

@@ -1,4 +1,4 @@
-"""Hyper-connections: the product with a few columns, and the sums of squares, which their norm needs.
+"""Hyper-connections: a product with few columns, and sums of squares of rows. Their norm needs both.
 
 On a GPU, kernels that choose.py chooses compute them; on the CPU, `hc_prenorm`, which defines the arithmetic.
 """

@@ -1,4 +1,4 @@
-"""Choose the kernel that multiplies rows with few columns, for few rows or with a ring, and its configuration."""
+"""Choose the kernel of a product with few columns (one is for few rows, one has a ring), and its configuration."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ DEVICE void load_k_blocks(const LinearParams& p, SharedStorage& shared, const Wo
   }
 }
 
-// Some k-blocks of all tokens, as blocks that are counted token by token.
+// Consecutive k-blocks of all tokens: `count` from `k_block` on. Their blocks are numbered token by token.
 struct Group {
   uint32_t k_block, count, num_blocks;
   uint32_t reciprocal;  // 2^20 / count, rounded up
@@ -157,7 +157,7 @@ struct Pieces {
                              static_cast<uint64_t>(k_block) * p.sfb_stride_k);
   }
 
-  // Sends values, and scales of blocks. kIsOrdinary assumes that all blocks are ordinary: if one is not, it returns false and
+  // Sends values, and scales of blocks. With kIsOrdinary, if a block is not ordinary (`is_ordinary`), returns false and
   // sends nothing. A lane holds the scale of one block (with kWholeRows, of a token), computed from the largest magnitude.
   template <bool kIsOrdinary>
   DEVICE bool cast(SharedStorage& shared, const Work& work, const Group& group, uint32_t room, uint32_t lane, float amax) const {
@@ -197,7 +197,7 @@ struct Pieces {
   }
 };
 
-// Team t searches the row of token t % num_sought, a power of two.
+// Team t searches the row of token t % num_sought. num_sought is a power of two.
 DEVICE uint32_t num_sought(const LinearParams& p) { return p.m > 8 ? 16 : p.m > 4 ? 8 : p.m > 2 ? 4 : p.m; }
 static_assert(kBlockTokens <= kCastTeams && kCastTeams == 16, "a team for each token");
 
@@ -225,7 +225,7 @@ DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work
     ptx::st_async_b32(&shared.amaxes[rank_at(work, work.place)][team], &shared.amaxes_full, lane, ptx::bits_of(amax));
 }
 
-// Returns to lane t of a warp the largest magnitude of token t % num_sought, once all CTAs of the cluster have sent theirs.
+// Returns, in lane t, the largest magnitude of token t % num_sought, after all CTAs of the cluster have sent theirs.
 DEVICE float amax_of_row(const LinearParams& p, SharedStorage& shared) {
   const uint32_t lane = ptx::lane_index();
   float amax = 0.f;

@@ -1,4 +1,4 @@
-"""The kernel of moe/experts_few.cuh: both products of a layer of experts, for few tokens, BF16 or E4M3 weights."""
+"""The kernel of moe/experts_few.cuh: both products of experts, for few tokens and weights in BF16 or E4M3."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def scaled(name: str, state: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Multiply an FP8 weight of a state dict by its scales, rounded to `dtype`."""
+    """Multiply an FP8 weight of a state dict by its scales, and round the result to `dtype`."""
     if tensor(name, values).dtype != torch.float8_e4m3fn:
         beside = "" if scales is None else " beside scales"
         raise ValueError(f"{name}: expected torch.float8_e4m3fn{beside}, got {values.dtype}")

@@ -1,4 +1,4 @@
-"""The indexer's logits compared with torch, and with an estimate of DeepGEMM. Cold, on a GPU."""
+"""The indexer's logits compared with torch, and with an estimate of DeepGEMM. Timed cold, on a GPU."""
 
 from __future__ import annotations
 

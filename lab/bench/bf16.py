@@ -1,4 +1,4 @@
-"""BF16 products compared with torch's, and with an estimate of DeepGEMM. Cold, on a GPU."""
+"""BF16 products compared with torch's, and with an estimate of DeepGEMM. Timed cold, on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts in BF16 compared with torch's grouped products, vLLM's Triton kernels and a read. Cold, GPU."""
+"""BF16 mixtures of experts compared with torch's products, vLLM's Triton kernels, a read of weights. Timed cold."""
 
 from __future__ import annotations
 

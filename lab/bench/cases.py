@@ -166,7 +166,7 @@ class Case:
 
 
 def floor_of(operations: float, num_bytes: float) -> float:
-    """Return the longer of two times: of the operations at peak rate, and of a bulk copy of the bytes."""
+    """Return the longer of two times: that of the operations at peak rate, and that of a bulk copy of the bytes."""
     return max(operations / (PEAK_TFLOPS * 1e6), cold_copy_us(num_bytes))
 
 

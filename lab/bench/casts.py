@@ -1,4 +1,4 @@
-"""Casts compared with a copy of equal traffic, and with the same cast in torch, compiled and eager. Cold, on a GPU."""
+"""Casts compared with a copy of equal traffic, and with the same cast in torch, compiled and eager. Timed cold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of compiling kernels without a cache. Needs no GPU."""
+"""Times of compiling kernels without a cache. They are measured without a GPU."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _process(
 
 
 def is_trained(shape: Shape) -> bool:
-    """Tell a training step from a layer: its shape has no exponent."""
+    """Tell whether a shape is a training step's, not a layer's: it has no exponent."""
     return len(shape) == NUMBERS[0]
 
 

@@ -1,4 +1,4 @@
-"""Products of heads compared with torch's BF16 einsum, and with an estimate of DeepGEMM. Cold, on a GPU."""
+"""Products of heads compared with torch's BF16 einsum, and with an estimate of DeepGEMM. Timed cold, on a GPU."""
 
 from __future__ import annotations
 

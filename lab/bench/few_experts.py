@@ -1,4 +1,4 @@
-"""Tensor-parallel slices of experts compared with vLLM's Triton kernels and a read. Cold, on a GPU."""
+"""Tensor-parallel slices of experts compared with vLLM's Triton kernels and a read of the weights. Timed cold."""
 
 from __future__ import annotations
 

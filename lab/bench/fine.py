@@ -1,4 +1,4 @@
-"""Products with scales finer than 128x128: their cases, and their contenders. Cold, on a GPU."""
+"""Products with scales finer than 128x128: their cases, and their contenders. Timed cold, on a GPU."""
 
 from __future__ import annotations
 

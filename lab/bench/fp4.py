@@ -1,4 +1,4 @@
-"""Products of FP4 weights (MXFP4): their cases, and their contenders. Cold, on a GPU."""
+"""Products of FP4 weights (MXFP4): their cases, and their contenders. Timed cold, on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts with FP4 weights compared with FP8 weights and a read of the weights in use. Cold, on a GPU."""
+"""Mixtures of experts with FP4 weights compared with FP8 weights and a read of the weights in use. Timed cold."""
 
 from __future__ import annotations
 

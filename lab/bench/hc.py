@@ -1,4 +1,4 @@
-"""The product of hyper-connections compared with torch, a copy, and an estimate of DeepGEMM. Cold, on a GPU."""
+"""The product of hyper-connections compared with torch, a copy, and an estimate of DeepGEMM. Timed cold, on a GPU."""
 
 from __future__ import annotations
 

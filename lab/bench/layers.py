@@ -215,7 +215,7 @@ def is_product(name: str) -> bool:
 
 
 def counted_parts(steps: Steps, flush: L2Flush) -> Parts:
-    """Tell parts by the number of kernels that each step of a chain launches."""
+    """Name each kernel's part by the number of kernels that each step of a chain launches."""
     try:
         found = recorded({str(place): call for place, (_, call) in enumerate(steps)}, flush, 1)
     except PairingError:

@@ -1,4 +1,4 @@
-"""Linear layers compared with their product alone, torch's BF16 layer and a copy of the cast's bytes. Cold, GPU."""
+"""Linear layers compared with their product alone, torch's BF16 layer, a copy of the cast's bytes. Timed cold."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _with_copy(line: table.Line) -> float | None:
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate our times, and for each m the mean ratios to the product alone, with a copy, and to BF16."""
+    """Tabulate our times, and for each m the mean ratios to the product alone, to product and copy, and to BF16."""
     lines = table.lines_of(report)
     ratios = (
         ((str(line.row.shape[0]),), tuple(map(line.over, (line.us(ALONE), _with_copy(line), line.us(BF16)))))

@@ -1,4 +1,4 @@
-"""FP8 products with a scale for each row, compared with torch's, vLLM's CUTLASS and 128x128 blocks. Cold, on a GPU."""
+"""FP8 products with a scale for each row, compared with torch, vLLM, and scales of blocks. Timed cold, on a GPU."""
 
 from __future__ import annotations
 

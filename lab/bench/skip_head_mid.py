@@ -1,4 +1,4 @@
-"""Products that write parts of heads, compared with the plain product of equal size. Cold, on a GPU."""
+"""Products that write parts of heads, compared with the plain product of equal size. Timed cold, on a GPU."""
 
 from __future__ import annotations
 

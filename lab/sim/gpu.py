@@ -1,4 +1,4 @@
-"""A GPU's memory in place of a simulation's: trials run there too, with the launchers of the package's calls.
+"""A GPU's memory in place of a simulation's: trials run on a GPU too, with the launchers of the package's calls.
 
 It also detects a write next to the outputs. Only the simulator detects races, and reads next to the inputs.
 """

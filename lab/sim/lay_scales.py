@@ -31,7 +31,7 @@ def run(kernel: HostKernel | None, sf: Tensor, out: Tensor, **how: Unpack[How]) 
 
 
 def check(kernel: HostKernel | None, sf: Tensor, k_blocks: int | None = None, **how: Unpack[How]) -> None:
-    """Compare the resulting scales, and the memory between them, bit for bit. `k_blocks`: of a row, if in words."""
+    """Compare the resulting scales, and the memory between them, bit for bit. `k_blocks` is given for words."""
     out = empty_mn_major(sf, k_blocks)
     memory = flat_memory(out).view(torch.int32).fill_(POISON)
     right = memory.clone()

@@ -239,7 +239,7 @@ class PeerTrial(Trial):
 
     @classmethod
     def drawn(cls, config: Any, seed: int) -> PeerTrial:
-        """Draw ranks, calls, and the tokens of each."""
+        """Draw the numbers of ranks and calls, and the number of tokens of each rank in each call."""
         draw = random.Random(seed)
         ranks, most, calls = draw.randint(1, 3), draw.randint(1, 5), draw.randint(1, 2)
         tokens = tuple(tuple(draw.randint(0, most) for _ in range(ranks)) for _ in range(calls))

@@ -24,7 +24,7 @@ UNTOUCHED = 42.0
 
 @dataclass(frozen=True)
 class SkipTrial(ProductTrial):
-    """One product that writes parts of heads, by `fp8_gemm`."""
+    """One product by `fp8_gemm` that writes the left and right part of each head, and skips the middle."""
 
     kernel: ClassVar[Kernel[Any]] = FP8_GEMM
     config: Config
@@ -68,7 +68,7 @@ class SkipTrial(ProductTrial):
 
 
 class DecodeSkipTrial(SkipTrial):
-    """One product that writes parts of heads, by `fp8_gemm_decode`."""
+    """One product by `fp8_gemm_decode` that writes the left and right part of each head, and skips the middle."""
 
     kernel = FP8_GEMM_DECODE
 

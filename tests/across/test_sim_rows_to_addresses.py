@@ -1,4 +1,4 @@
-"""Grouped products whose rows go to addresses, in the simulator: compared with the reference, memory around too."""
+"""Grouped products with rows at addresses, in the simulator: D and memory around it, against the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in the cast_depths kernel, and the trials that must notice them. Its tiles: mutations_cast_tiles.py."""
+"""Mistakes in cast_depths, and the trials that must notice them. mutations_cast_tiles.py breaks its tiles."""
 
 from __future__ import annotations
 

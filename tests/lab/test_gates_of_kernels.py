@@ -58,7 +58,7 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
     of_row = 4 if config.vector == 1 else 1
     ways = 2 * (config.to.format != BF16)  # a unit of rows has code for ordinary values and code for any values
     is_given, is_amax = config.to == PER_TENSOR, config.to == AMAX_OF_TENSOR
-    # A whole row: registers hold some pieces. Each pass over the others is a loop: for the amax, and for both ways.
+    # If a team casts a whole row, registers hold PIECES pieces. Loops read the others: for the amax, and for each way.
     loops = 0 if not config.lanes else 1 if is_given or is_amax else 1 + ways
     units = PIECES + loops if config.lanes else config.rows
     if config.activates:
@@ -72,8 +72,8 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
     of_sizes = {Groups.NONE: 0, Groups.UNTIL: 1, Groups.COUNTS: groups, Groups.ENDS: 2 * groups}
     of_team = is_given + (1 + stores + 1 if config.lanes and config.to_routes else 0)
     yield found.counts["LDG"] == units * of_row + of_sizes[config.groups] + of_team, "each element is loaded once"
-    # Reciprocals and powers of two: one for a scale. An activated element has two in code with a limit and weights, two
-    # in code without, six in code with bounds of gate and up. Each group divides one integer.
+    # MUFU computes reciprocals and powers of two. Code for a scale has one. An activated element has two in code with a
+    # limit and weights, two in code without, six in code with bounds of gate and up. A group's division has one.
     elements = units * max(config.vector, 4) if config.activates else 0
     of_groups = 0 if config.groups in (Groups.NONE, Groups.UNTIL) else groups
     if not (is_given or is_amax):
@@ -82,7 +82,7 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
 
 def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     of_columns = config.grain == Grain.CHANNELS or (config.column_bytes > 0 and not turns_blocks(config))
-    # Twice, in code for ordinary tiles and for others. With small blocks, a thread has the scales of two columns.
+    # Code for ordinary tiles and code for others load each amax. With small blocks, a thread has two columns' scales.
     amaxes = of_columns * 2 * (2 if config.block < SCALE_BLOCK // 2 else 1)
     loads = {8: 8, 4: 16, 1: 64}[config.vector]
     yield found.counts["LDG"] == loads + amaxes, "each element and each column's amax is loaded once"
@@ -101,7 +101,7 @@ def cast_of_depths(config: DepthsCastConfig, found: KernelReport, cubin: bytes) 
         loads = 2 * (3 + 1)  # two rows at a time
     yield found.counts["LDG"] == loads + 2, "each element is loaded once, and each thread loads two ends"
     yield found.counts["LDGSTS"] == 3 * rows * is_at_once, "gate, up and ds are copied once"
-    # Two for each sigmoid, which gradient and activation compute separately. SILU_AT_ONCE loops over pairs of rows.
+    # A sigmoid has two MUFU; gradient and activation compute it separately. SILU_AT_ONCE loops over pairs of rows.
     sigmoids = {Source.SILU: 2 * 64, Source.SILU_AT_ONCE: 2 * 8, Source.SILU_ROWS: 2 * 8}.get(config.source, 0)
     yield found.counts["MUFU"] <= 2 * sigmoids + 16, "no element is divided"
 

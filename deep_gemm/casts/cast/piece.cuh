@@ -1,4 +1,4 @@
-// Casts 128 columns of one row to FP8 by a team, for any numbers.
+// A team casts 128 columns of one row to FP8. The result is right for any numbers.
 #pragma once
 #include "cast/fp8.cuh"
 

@@ -112,7 +112,7 @@ def rows_of_counts(counts: Tensor, max_m: int) -> Tensor:
 
 
 def pitch_of_scales(mn: int) -> int:
-    """Compute the pitch of m-major scales, from a k-block to the next: the rows, rounded up to 16 bytes of FP32.
+    """Compute the pitch of m-major scales, between k-blocks: the rows, rounded up to a multiple of 4 (16 bytes).
 
     >>> pitch_of_scales(33)
     36

@@ -1,4 +1,4 @@
-"""Recipes: a caller states by a recipe the numbers of rows and columns that share a scale."""
+"""Recipes: with a recipe, a caller states how many rows and how many columns share a scale."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
 
 @cache
 def taken(of_a: Scales, of_b: Scales) -> tuple[Scales, Scales]:
-    """Return the scales that kernels read. A scale of all of k is repeated along k beside finer scales."""
+    """Return the scales that kernels read. If only one operand has a scale for all of k, it is repeated along k."""
     if not of_a.columns and not of_b.columns:
         return WHOLE, WHOLE
     repeated = PER_ROW if of_b.rows else PER_BLOCK

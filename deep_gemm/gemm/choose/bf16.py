@@ -142,7 +142,7 @@ def choose(sizes: Sizes, output: Output, majors: Majors, gpu: Gpu) -> Bf16Config
 
 
 def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE, epilogue: Epilogue = TO_D) -> int:
-    """Choose the number of slices of k, for any m: enough that two rows of tiles, a CTA for each slice, fill the SMs.
+    """Choose the number of slices of k, for any m: two rows of tiles, with a CTA for each slice, then fill the SMs.
 
     k is never split for gradients of weights, which have as many rows as a weight, nor for several products at once,
     nor if a part of a weight must have the bits of the whole.

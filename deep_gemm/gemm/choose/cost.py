@@ -5,8 +5,8 @@
                + blocks of k * fp4_alone_ns         of the decode kernel with an FP4 weight, and launch_us for each
                                                     wave of its CTAs after the first
     block    = block_ns + operations / sm_tflops     of fp8_gemm; times by_row if B has scales by row; plus convert_ns
-               if B is FP4; plus, for each part of a block after the first, part_ns + part_ps * elements of a tile
-               (half of part_ps if parts may fold; in the decode kernel always half, and no part_ns)
+               if B is FP4; plus, for each part of a k-block but the first, part_ns + part_ps * elements of a tile
+               (half of part_ps if parts with equal scales are promoted at once; decode kernel: always half, no part_ns)
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
     block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
     store    = store_us * (elements of a tile / 32768)^1.5, for BF16; in proportion to the bytes of an element

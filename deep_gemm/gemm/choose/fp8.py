@@ -215,7 +215,7 @@ def _drop_the_least_missed(
     least, second, losses = costs.copy(), best.copy(), [0.0] * len(best)
 
     def look(band: int) -> None:
-        """Find the tile that would serve a band without its best, and the loss."""
+        """Find the tile that would serve a band if its best tile were dropped, and the time lost by that."""
         column, place = columns[band], kept.index(best[band])
         others = [column[i] for i in kept]
         del others[place]

@@ -53,7 +53,7 @@ class Timings:
     split_c_ns: float
     """Extra time for an element of a tile if k is split and C is added: C is read after the sums are complete."""
     add_us: float
-    """Time to add a tile of 256x128 to D along k. The next tile hides it if it has enough k-blocks."""
+    """Time to add C, or the old D, to a tile of 256x128 along k. A next tile with enough k-blocks hides this time."""
     across_lines_ps: float
     """Time of the L2 for 128 bytes of a row that straddle two of its lines, if k is no multiple of 128."""
     across_sectors_ps: float
@@ -71,7 +71,7 @@ class Timings:
     find_row_ns: float
     """Time to find each row of a group, if tiles have at most 64 rows; taller tiles take a third of it."""
     part_power: float
-    """A tile that is only partly filled takes `part ** part_power` of a whole tile's time."""
+    """A tile of which only a fraction `part` is filled takes `part ** part_power` of a whole tile's time."""
     dram_tb_per_s: float
     """Rate at which products read and write DRAM, once the L2 holds nothing older."""
     evict_us: float

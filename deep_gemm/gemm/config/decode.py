@@ -142,12 +142,12 @@ class DecodeConfig(Config):
 
     @property
     def reads_words(self) -> Words:
-        """Sides whose scales may be words of UE8M0: both if scales are fine, B if it is FP4."""
+        """Operands whose scales may be words of UE8M0: both if scales are fine, B if it is FP4."""
         return Words.A | Words.B if self.is_fine else Words.B if self.is_fp4 else Words.NONE
 
     @property
     def num_partials(self) -> int:
-        """Partial sums, of parts of a k-block, that a thread keeps at a time if scales are fine."""
+        """The number of partial sums, each of a part of a k-block, that a thread keeps at a time if scales are fine."""
         parts = BLOCK_K // min(self.sfa.columns, self.sfb.columns)
         return min(parts, 4 if self.block_tokens <= 16 else 2)
 

@@ -144,7 +144,7 @@ class GemmConfig(Config, Output):
 
     @property
     def scales_written(self) -> int:
-        """The count of numbers that scaling warps write into a slot: factors, or scales of chunks and if they fold."""
+        """The number of values that scaling warps write into a slot: factors, or chunks' scales and if these fold."""
         if not self.has_chunks:
             return self.scaling_warps
         return self.scale_parts_of_b * (self.block_n // self.scale_rows_of_b) + 1
@@ -306,7 +306,7 @@ class GemmConfig(Config, Output):
 
     @property
     def units_of_part(self) -> int:
-        """Units, the first ones, that a warpgroup computes of a short or narrow tile; 0 if all tiles are whole."""
+        """How many of its first units a warpgroup computes in a short or narrow tile; 0 if all tiles are whole."""
         return self.units_along_n if self.has_short_tiles else 1 if self.cuts_last_tiles else 0
 
     @property

@@ -1,5 +1,5 @@
-// Turns accumulators, times `scale`, into log(sum(exp)) of each 128 columns of a row, and the row's token's logit. D has
-// these sums, [m, ceil(n / 128)]; the product itself is stored nowhere.
+// Turns accumulators, times `scale`, into log(sum(exp)) of each 128 columns of a row, and into the logit of the row's
+// token. D has these logarithms, [m, ceil(n / 128)]; the product itself is stored nowhere.
 //
 // Four lanes hold the 128 columns of a row: each lane has two neighbouring columns of every eight. Pairs 0, 4, 8 and 12 of
 // a lane make one sum, pairs 1, 5, 9 and 13 the next. The lane adds its four sums, then the lanes add theirs. Every tile,

@@ -131,6 +131,6 @@ SILU_IN_BF16 = Epilogue(
 
 
 def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:
-    """List epilogues of FP8 that are made for one kind of work, with it and each of their operands."""
+    """List FP8 epilogues that are made for one kind of work: each with this kind, once for each of its operands."""
     all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES, SILU_THEN_ROWS
     return [(each, each.work, operands) for each in all_of_them if each.work is not None for operands in each.operands]

@@ -113,17 +113,17 @@ class Output:
 
     @cached_property
     def scale_parts(self) -> int:
-        """Parts of a k-block with their own scales in A."""
+        """The number of parts of a k-block that have their own scales in A."""
         return SCALE_BLOCK // self.columns_of_a
 
     @property
     def scale_parts_of_b(self) -> int:
-        """Parts of a k-block with their own scales in B; 1 if the scales fold into B's values."""
+        """The number of parts of a k-block that have their own scales in B; 1 if the scales fold into B's values."""
         return 1 if self.sfb in (None, WHOLE) or self.converts_b else SCALE_BLOCK // self.sfb.columns
 
     @property
     def parts(self) -> int:
-        """Parts of a k-block that are promoted one by one."""
+        """The number of parts of a k-block that are promoted one by one."""
         return max(self.scale_parts, self.scale_parts_of_b)
 
     @property
@@ -138,7 +138,7 @@ class Output:
 
     @property
     def reads_words(self) -> Words:
-        """Sides whose scales may be words of UE8M0: B, if warps read its scales; TMA cannot convert words."""
+        """Operands whose scales may be words of UE8M0: B, if warps read its scales; TMA cannot convert words."""
         return Words.B if self.has_chunks or self.converts_b else Words.NONE
 
     @property

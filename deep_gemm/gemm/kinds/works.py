@@ -1,4 +1,4 @@
-"""Kinds of work: the rows of A that each B multiplies, and the part of k. Each kind is a value.
+"""Kinds of work: which rows of A each B multiplies, and over which part of k. Each kind is a value.
 
 A value names the file in gemm/work that finds a CTA's tiles, the members that the file adds to a kernel's parameters,
 and the shared memory that the file needs. Configurations, choices and launches read the value's fields, not its kind.
@@ -19,7 +19,7 @@ STAGING_BYTES = 8192
 """Size of `staging` in gemm/work/rows_twice.cuh."""
 WINDOW_ROWS = 2048
 RUN_WORDS = 36
-"""Words for the first rows of runs of one id, in kernels of low tiles; see gemm/work/layout.cuh."""
+"""Words for the first row of each sequence of rows with one id, in kernels of low tiles; see gemm/work/layout.cuh."""
 LOW_TILE = 64
 MOST_K_PARTS = 128
 """The most groups along k in one BF16 launch: `kMostKParts` of gemm/work/k_parts.cuh."""
@@ -98,7 +98,7 @@ class Work(Named):
         return most if self.reads_ids else 4
 
     def run_words(self, rows_of_tile: int) -> int:
-        """Words, after the window, in which `Stretches` keeps the first rows of runs of one id."""
+        """Words after the window: `Stretches` keeps there the first row of each sequence of rows with one id."""
         return RUN_WORDS if self.reads_ids and rows_of_tile <= LOW_TILE else 0
 
     def queue_bytes(self, rows_of_tile: int, window_rows: int = WINDOW_ROWS) -> int:
@@ -136,7 +136,7 @@ TWICE = replace(
     tile_slots=2,
     more_bytes=STAGING_BYTES,
 )
-"""`ENDS` for two products: the kernel fetches the first product's A; this product's result is the second's A."""
+"""`ENDS` for two products: the kernel fetches A of the first product, whose result is A of the second."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """Each group has its own A, and a count of the first rows that are used ("masked")."""
 DEPTHS = Work(

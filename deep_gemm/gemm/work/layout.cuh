@@ -1,4 +1,4 @@
-// The layout says which rows each group has. It is an array in global memory that only the GPU reads, of three kinds:
+// The layout says which rows each group has. It is an array in global memory, which only the GPU reads. Its kinds:
 //
 //   kGroupIds      rows of A [m, k] and D [m, n]; the layout holds each row's group, -1: no group
 //   kGroupEnds     the same rows; the layout holds each group's end, and the next group begins there, aligned

@@ -1,6 +1,6 @@
 // One kernel computes both products of experts' rows. Finding warps fetch the rows: work/fetch_rows.cuh. The first product's D is
 // activated: this middle is A of the second product, whose rows go to addresses. Rows and middle are in rings: block b of 128 rows
-// has slot b % slots of each ring, so a few blocks of memory are enough.
+// has slot b % slots of each ring, so a few blocks are enough. fetched, whole and read count a block's progress (`Of`).
 //
 //   finding warp       claims tiles of its CTA's product --queue--> all other roles
 //   loading thread     first product:  fetched[b], read[b - slots] --acquire, fence--> loads the slot of rows
@@ -13,8 +13,8 @@
 //
 // Why each wait ends: let b be the block of the first product's unfinished tile with the smallest number. This tile waits for
 // the second product's tiles of block b - slots. A ring has two bands of the raster, so that block is in an earlier band, whose
-// first product is over. In its CTA no tile before such a tile waits for a slot: CTAs of the second role have only tiles of
-// the second product, and other CTAs claim such tiles when their last tile of the first has its slot. So both roles must run.
+// first product is over. A CTA that claims such a tile of the second product has no earlier tile that waits for a slot:
+// its role is the second, or its last tile of the first product has its slot. So both roles must run.
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"

@@ -1,4 +1,4 @@
-// D (FP32, 64 x kN) = A @ B.T of BF16 operands in either major. One warpgroup loads 64 of k at a time into one slot.
+// D (FP32, 64 x kN) = A @ B.T of BF16 operands in either major. One warpgroup loads 64 columns of k at a time into one slot.
 #pragma once
 #include "config.cuh"
 #include "ptx/mbarrier.cuh"
