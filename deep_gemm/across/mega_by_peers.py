@@ -5,7 +5,7 @@
     gather_rows:        rooms -> rows of the experts here, their weights, and the address of each row's result
     the first product:  gate and up, activated, weighted, cast. With FP4 weights it gives
                         gate and up in BF16, and cast_rows does the other steps
-    rows_to_addresses:  each row of the second product -> its route's place on the token's rank; FP8: beside the first
+    rows_to_addresses:  each row of the second product -> its route's place on the token's rank
     meet_ranks, gather_weighted: a token's results, added up in order of its routes
 
 The host waits for nothing. A group of one rank uses the same kernels, so a GPU gives the same bits in any group.

@@ -18,7 +18,15 @@ from ..core.check.numbers import magnitude
 from ..core.operators import operators
 from . import activation, routing
 from .api import experts
-from .check import ExpertRows, activation_problem, check_gather, check_routes, check_weighted, experts_problem
+from .check import (
+    ExpertRows,
+    activation_problem,
+    check_gather,
+    check_routes,
+    check_weighted,
+    experts_problem,
+    flops_of_rows,
+)
 from .route_rows import RouteProblem
 
 Members = tuple[Tensor, ...]
@@ -76,11 +84,6 @@ def fake_experts(
     """Check the call, and return an empty output unless `out` is given."""
     problem = experts_problem(out=out, gating=gating_of(activation, alpha, beta, limit), **given)
     return problem.out if out is None else None
-
-
-def flops_of_rows(rows: int, x: Tensor, w1: Tensor) -> int:
-    """Count the operations of both products for every route: only a GPU knows the routes without an expert."""
-    return 3 * rows * x.shape[1] * w1.shape[1]
 
 
 GATING = "str activation='swiglu', float? alpha=None, float? beta=None"

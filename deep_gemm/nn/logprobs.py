@@ -27,7 +27,7 @@ from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
 from ..core.check.numbers import positive
 from ..core.check.recipes import E4M3, Scales, taken
-from ..core.check.tracing import is_dispatched, refuse_transforms
+from ..core.check.tracing import handles_operators, is_dispatched, refuse_transforms
 from ..gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn
 from ..gemm.api.dense import BLOCK_SUMS_OF, fp8_gemm_nt
 from ..gemm.ask.bf16 import MULTIPLE
@@ -84,7 +84,7 @@ def selected_logprobs(
     given = hidden, *((w, None) if isinstance(w, Tensor) else w), ids, temperature, name
     if accumulates_main_grad and isinstance(w, Tensor) and checks.wants_gradient(w):
         return _beside_main_grad(*given, main_grad_of("weight", w, True))
-    if not is_dispatched(hidden):
+    if not (is_dispatched(hidden) or handles_operators(w)):
         refuse_transforms()
         if not checks.wants_gradient(hidden, w):
             return forward(hidden, w, ids, temperature, name)[0]
@@ -216,12 +216,17 @@ def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums
         return False
     if not tokens.is_cuda or 0 in (a if recipes is None else a[0]).shape:
         return False
-    is_copied = recipes is None and laid_out(w[:1]).data_ptr() != w.data_ptr()
+    is_copied = recipes is None and laid_out(w[:2]).data_ptr() != w.data_ptr()  # one row has any stride
+    product = BLOCK_SUMS_OF[recipes is None]
     for columns in cut(len(w if recipes is None else w[0]), 2 * COLUMNS if is_copied else 2**31):
-        head = laid_out(w[columns]) if recipes is None else w
         of_part = sums[:, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
         said = columns.start, scale, recipes
-        run_product(BLOCK_SUMS_OF[recipes is None], a, head, of_part, tokens, said, chosen)
+        if scale == 1:
+            run_product(product, a, laid_out(w[columns]) if recipes is None else w, of_part, tokens, said, chosen)
+        else:  # a record would serve this temperature alone
+            head = laid_out(w[columns]) if recipes is None else w
+            product.compute(product.ask(a, head, of_part, **product.inputs_of(tokens, said, chosen)))
+            del head  # before the next part is copied
     return True
 
 
@@ -265,7 +270,7 @@ def laid_out(x: Tensor) -> Tensor:
 def cut(size: int, most: int) -> Iterator[slice]:
     """Split a size into similar pieces of whole blocks, each over half of `most`, at most a block above `most`."""
     blocks = ceil_div(size, BLOCK)
-    number = ceil_div(blocks, max(most // BLOCK, 1))
+    number = min(ceil_div(blocks, max(most // BLOCK, 1)), max(size // ((most + BLOCK) // 2), 1))
     starts = [blocks * i // number * BLOCK for i in range(number)]
     return map(slice, starts, [*starts[1:], size])
 

@@ -16,8 +16,7 @@ from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.operators import flops_of, gradients, operators
 from ..linear.backward import bias_gradient
-from ..moe.check import ExpertRows
-from ..moe.ops import flops_of_rows
+from ..moe.check import ExpertRows, flops_of_rows
 from . import experts, linear, logprobs
 from .gradients import gradient_beside_main_grad, once
 

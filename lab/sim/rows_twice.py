@@ -112,6 +112,8 @@ class RowsTwiceTrial(Trial):
         token_of = torch.full((room.slots * self.topk,), -1, dtype=torch.int32)
         row_of = torch.full((room.slots, self.topk), -1, dtype=torch.int32)
         token_of[:used], row_of.view(-1)[routes] = tokens.int(), torch.arange(used, dtype=torch.int32)
+        if not self.is_met:  # a late rank may change ids while rows get tokens
+            token_of.fill_(-1)
         slots = first.d.shape[0] // rows_twice.BLOCK_M
         ring, state = rows_twice.ring(slots, self.hidden, first.a), torch.zeros(STATE_WORDS, dtype=torch.int32)
         state[ERROR_WORD] = 0 if self.is_met else 2

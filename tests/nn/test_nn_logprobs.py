@@ -16,6 +16,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8, refit_, selected_logprobs
+from deep_gemm.core.call import RECORDS
 from deep_gemm.core.check.memory import empty
 from deep_gemm.nn import FrozenExperts, logprobs
 
@@ -166,7 +167,12 @@ def test_on_a_gpu_products_add_up_or_a_kernel_follows_each_piece(
 
     launched, lse = forward(head)
     assert launched == [product, pass_over]
-    assert forward(given[1].float())[0] == [product] * 2 + [pass_over], "copies of 512 rows"
+    for copied in (given[1].float(), on_gpu(LAYOUTS["among others"](given[1]))):
+        assert forward(copied)[0] == [product] * 2 + [pass_over], "copies of 512 rows"
+    for temperature in (0.5, 0.7, 0.7, 1.3):
+        kept = len(RECORDS)
+        logprobs.forward(hidden, head, ids, temperature, None)
+        assert len(RECORDS) == kept, "no record for a temperature"
     assert forward(tuple(map(on_gpu, per_block_cast_to_fp8(given[1]))))[0] == ["cast_rows", "fp8_gemm_dense", pass_over]
     of_halves = tuple(map(on_gpu, per_block_cast_to_fp8(given[1], gran_k=64)))
     assert forward(of_halves)[0][2::2] == [pass_over] * 8, "no product adds up blocks of such a head"

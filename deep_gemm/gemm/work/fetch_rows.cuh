@@ -44,15 +44,18 @@ struct Fetch {
     return meeting.rooms[token / rooms.max_tokens] + uint64_t{token % rooms.max_tokens} * rooms.row_bytes;
   }
 
-  // Fetches a unit, and stores its results' addresses: 0 if another rank did not come in time, and then no rows are fetched.
-  // Links answer late, so the first columns are on their way meanwhile.
+  // Fetches a unit, and stores its results' addresses. Links answer late, so the first columns are on their way meanwhile.
+  // If another rank did not come in time, it may have changed ids while rows got tokens: then a row's token may be undefined.
   DEVICE void run(const Unit& unit) const {
     const uint32_t lane = ptx::lane_index();
     const uint32_t token = lane < unit.rows ? static_cast<uint32_t>(ptx::ld_global_i32(rooms.token_of + unit.row + lane)) : 0;
     const bool is_met = is_whole(meeting);
-    if (is_met) bring(unit, token, 0, 0);
-    say_where(unit, ptx::shfl_sync(token, lane / kLanesOfRow), is_met);
-    if (!is_met) return;
+    if (!is_met) {
+      if (lane < unit.rows) ptx::st_global_v2_b32(rooms.addresses + unit.row + lane, 0, 0);
+      return;
+    }
+    bring(unit, token, 0, 0);
+    say_where(unit, ptx::shfl_sync(token, lane / kLanesOfRow));
     copy_scales(unit, token);
     uint32_t row = 0, column = 0;
     while (true) {
@@ -65,14 +68,14 @@ struct Fetch {
   }
 
   // Stores the address of a row's result; the lane that finds the row's route does it.
-  DEVICE void say_where(const Unit& unit, uint32_t token, bool is_met) const {
+  DEVICE void say_where(const Unit& unit, uint32_t token) const {
     const uint32_t of_unit = ptx::lane_index() / kLanesOfRow, row = unit.row + of_unit;
     if (of_unit >= unit.rows) return;
     for (uint32_t route = ptx::lane_index() % kLanesOfRow; route < rooms.topk; route += kLanesOfRow) {
       if (static_cast<uint32_t>(ptx::ld_global_i32(rooms.row_of + uint64_t{token} * rooms.topk + route)) != row) continue;
       const uint64_t place = (uint64_t{token % rooms.max_tokens} * rooms.topk + route) * hidden * 2;
       const uint64_t room = reinterpret_cast<uint64_t>(meeting.rooms[token / rooms.max_tokens]);
-      const uint64_t address = is_met ? room + rooms.results + place : 0;
+      const uint64_t address = room + rooms.results + place;
       ptx::st_global_v2_b32(rooms.addresses + row, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
     }
   }

@@ -241,10 +241,10 @@ struct Tiles {
     return find(tile, p.lag + claim(from));
   }
 
-  // CTAs of both roles take turns, so that both run if few do. CTA 0 never has the second role.
+  // CTAs of both roles take turns, so that both run if few do: CTA 0 has the first role, CTA 1 the second.
   DEVICE bool is_of_second_role() const {
     const uint32_t ctas = ptx::grid_size(), of_second = ctas - p.first_ctas;
-    return ptx::block_index() * of_second % ctas >= p.first_ctas;
+    return (ptx::block_index() * of_second + p.first_ctas - 1) % ctas >= p.first_ctas;
   }
 
   // Searches from the first group each time: there is time, and no register to remember where either product is.
