@@ -102,9 +102,9 @@ def to_fp8_training(
 
     Mixtures of transformers get an experts implementation that computes like `nn.Experts`. Parameters do not change, so
     optimizers and state dicts of the unconverted model fit the converted model, and the other way round. Without a
-    `filter`, layers named lm_head, output, router or gate are left, and the model's `get_output_embeddings()`.
-    `accumulates_main_grad` and `recipe` are as in `nn.Linear`. Experts have scales by blocks with either recipe, and
-    the result tells this. A further call converts only new layers.
+    `filter`, layers named lm_head, output, router or gate are not converted, nor is the model's
+    `get_output_embeddings()`. `accumulates_main_grad` and `recipe` are as in `nn.Linear`. Experts have scales by blocks
+    with either recipe, and the result tells this. A further call converts only new layers.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     >>> print(to_fp8_training(model))

@@ -14,7 +14,7 @@ from lab.bench.report import Report, Row, geometric_mean
 PICTURE = Path(__file__).with_name("gains.svg")
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 WIDTH, ROW, TOP, LEFT, UNIT = 600, 58, 44, 16, 200
-"""Bars begin at LEFT; UNIT is the length of the other implementation's speed. The picture fits on a telephone."""
+"""Bars begin at LEFT. UNIT is the length of 1x, the other implementation's speed. The picture fits on a telephone."""
 COLOUR = "#c9404f"
 """A colour of medium brightness, which does not change when the site inverts pictures in dark mode."""
 

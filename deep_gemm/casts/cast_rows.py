@@ -219,7 +219,7 @@ class RowCast(NamedTuple):
     """Scales for each row of values and `to.columns` columns, with any strides; `[groups, rows, blocks]` with `counts`.
     If `to.rows` is 0: the given scale, or memory for the largest magnitude of each team. None if values are BF16."""
     to: Target = PER_ROW
-    """The result of the cast of a row: its columns under a scale, and its format."""
+    """The format of a row's cast values, and how many of the row's columns share a scale."""
     gating: Gating | None = None
     """The activation of gate and up; None casts x itself."""
     row_weights: Tensor | None = None

@@ -94,7 +94,7 @@ def operators(
     `f(Tensor x<, Tensor(d!) d>) -> Tensor` makes `f`, which returns D, and `f.into`, which writes a caller's D. Kernels
     of `f` get `d=None`. Kernels get an operand `x` and its scales `sfx` as a pair, or `x` alone if `sfx` is None, and
     lists as tuples. `adds_to_d` means that C is D: a tensor that is written cannot also be passed as C.
-    `passes`: the arguments that kernels get instead, as an expression such as `a, b, d, c, (recipes,)`. `recipes` is
+    `passes`: if given, an expression for all arguments that kernels get, such as `a, b, d, c, (recipes,)`. `recipes` is
     the triple of recipes that `recipe` stands for.
     """
     whole = re.sub(r"<(.*?)>", r"\1", schema)

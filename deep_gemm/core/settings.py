@@ -238,14 +238,14 @@ def get_pdl() -> bool:
 def set_batch_invariant(enabled: bool) -> None:
     """Choose whether the bits of a row of D may depend only on its row of A and on B, not on m or on other rows.
 
-    With True, no product splits k among several CTAs, which costs time if a product has few tiles. Then
-    `distributed.Experts` by collectives sends each route by itself. With False, equal calls still return equal bits.
+    With True, no FP8 product splits k among several CTAs, which costs time if it has few tiles. In calls that use
+    collectives, `distributed.Experts` then sends each route by itself. With False, equal calls still return equal bits.
     """
     in_force.change(batch_invariant=_truth_value(enabled))
 
 
 def get_batch_invariant() -> bool:
-    """Return the value of `set_batch_invariant`. Before it is called, tell whether `DG_BATCH_INVARIANT` is on."""
+    """Return the value of `set_batch_invariant`. If it was never called, tell whether `DG_BATCH_INVARIANT` is on."""
     chosen = in_force.choices.batch_invariant
     return settings().batch_invariant if chosen is None else chosen
 

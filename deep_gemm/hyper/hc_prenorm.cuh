@@ -2,8 +2,8 @@
 // is the limit: A is read once, so all SMs must load at once, and many bytes at a time.
 //
 //   producer, one thread   for each k-block:    empty --wait--> TMA A, B --bytes--> full
-//   teams of 4 or 8 warps  for each k-block of  full --wait--> B: FP32 -> BF16 high and low, in place; WGMMA, and
-//                          a team's own:        squares of A beside it --arrive--> empty
+//   teams of 4 or 8 warps  for each k-block     full --wait--> B: FP32 -> BF16 high and low, in place; WGMMA, and
+//                          of the team:         squares of A beside it --arrive--> empty
 //                          after the last:      high + low, squares --all teams of a cluster--> sums -> D, sqr_sum
 //
 // A k-block is a chain of latencies, so teams multiply k-blocks in turn: while one team waits, the others work.

@@ -1,1 +1,1 @@
-"""Modules that let other libraries' models use this package's products. Import the module of a library by its name."""
+"""Modules that let other libraries' models use this package's products. A library's module has the library's name."""

@@ -62,7 +62,7 @@ def cast_weight(w: Tensor, config: LinearDecodeConfig) -> Operand:
 
 
 def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, device: str = "cpu") -> Tensor:
-    """Compute the cast and then the product, with the tensor cores' few bits."""
+    """Compute the cast, then the product with sums that lose the bits that tensor cores cut off."""
     a, sfa = per_token_cast_to_fp8(x, gran_k=config.sfa.columns)
     d = torch.full((len(x), len(w[0])), float("nan"), dtype=torch.bfloat16)
     p = Problem(a, sfa, *w, d, c, of_b=config.sfb, of_a=config.sfa)

@@ -14,7 +14,7 @@ imports_of_rooms = cache(drawing.arrows)
 
 
 def allowed() -> dict[str, set[str] | None]:
-    """Return the rooms that each room may import, by the table of rooms; None stands for any lower floor."""
+    """Return the rooms that each room may import, by docs/architecture.md; None: all rooms on lower floors."""
     table = re.findall(r"^\| (`.+?) \| .+? \| (.+?) \|$", (DOCS / "architecture.md").read_text(), re.MULTILINE)
     found: dict[str, set[str] | None] = {}
     for rooms, imports in table:

@@ -1,4 +1,4 @@
-"""The launches that a refactor must not change: every configuration's, as digests of the bytes that a kernel receives.
+"""The launches of every configuration, which a refactor must not change, as digests of the bytes that kernels receive.
 
     python tests/lab/launches.py                    write the digests anew
     python tests/lab/launches.py --against FOLDER   print each launch that differs from another checkout's launch

@@ -1,4 +1,4 @@
-"""Mistakes in the kernels of rows of experts, and the trials that must notice them."""
+"""Mutations of the kernels that sort routes by expert and sum up tokens' rows, and the trials that must notice them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A row's bits must not depend on the number of rows. Tiles of every shape give the same bits, but another number of
 slices gives other bits. So the weight alone decides the number of slices: `slices_of`. Each slice is summed from zero.
-A cluster with a CTA for each slice adds up the sums in order, or one CTA does, which computes the slices in turn.
+The sums are added in order, by a cluster with a CTA for each slice, or by one CTA that computes the slices in turn.
 
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
     multiply = rounds * (blocks of k * block + tile_us + store)

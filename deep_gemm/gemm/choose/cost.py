@@ -142,7 +142,7 @@ class OnWeight(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _tiles_along_m(ms: tuple[int, ...], rows: int, high: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Count tiles of `rows` rows for each m of `ms` up to `high`: the different counts, and each m's index in them."""
+    """Return the different numbers of tiles of `rows` rows, for m of `ms` up to `high`, and each m's index in them."""
     tiles = [(m + rows - 1) // rows for m in ms if m <= high]
     different = tuple(dict.fromkeys(tiles))
     return different, tuple(map(different.index, tiles))
@@ -178,7 +178,7 @@ def row_bytes(n: int, k: int, output: Output) -> int:
 
 
 def by_size(tile: Tile) -> float:
-    """Return the factor on the time to store 256x128: large tiles take longer per element, as loads get less room."""
+    """Return a tile's time to store, relative to 256x128. Large tiles take longer per element: loads get less room."""
     return float((tile.block_m * tile.block_n / (256 * 128)) ** 1.5)
 
 
@@ -224,7 +224,7 @@ def band_of(m: int) -> int:
 
 
 def rows_alike(m: int) -> tuple[int, int]:
-    """Return the least and the most stacked rows, or depths, that share m's choice: at most m / 16 apart."""
+    """Return the smallest and largest number of stacked rows, or depth, with the same choice as m: within m / 16."""
     step = 1 << max((m - 1).bit_length() - 5, 0)
     last = -(-m // step) * step
     return last - step + 1, last

@@ -98,9 +98,9 @@ _FEW_FINE = (
     *_splits(Tile(32, 64, is_decode=True), 1, 3),
     Tile(64, 64, cluster_k=3, is_decode=True),
 )
-"""Tiles for few rows with fine scales. Most gain 3% by cost.py where they are best; batch invariance needs 64x8."""
+"""Tiles for few rows with fine scales. Most gain 3% where they are best, by cost.py; 64x8 is for batch invariance."""
 TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), Tile(256, 128), *_FEW_FINE)
-"""Tiles if a scale of B covers less than 128 x 128: the kernel checks 128 columns together for parts that fold."""
+"""Tiles if a scale of B covers less than 128 x 128. Except in decode, all have 128 columns, so that they fold alike."""
 TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
 """Tiles if other scales cover fewer than 128 columns."""
 OUTPUTS_BY_NAME = {output.name: output for operands in OPERANDS_OF[DENSE] for output in OUTPUTS_OF[operands]}

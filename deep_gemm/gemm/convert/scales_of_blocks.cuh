@@ -36,7 +36,7 @@ struct LaneScales {
       coming[i] = is_there ? ptx::ld_global_nc_b32(rows[i] + static_cast<uint64_t>(are_words ? part / 4 : part) * p.sfb_stride_k) : 0;
   }
 
-  // The scale of the lane's part, as loaded; `part` counts parts from the start of k.
+  // Returns the scale of chunk i that `ask` has loaded for this lane, whose part of k is number `part` from k's start.
   DEVICE uint32_t taken(uint32_t i, uint32_t part) const { return are_words ? bits_of_scale_at(part, coming[i]) : coming[i]; }
 
   DEVICE LaneScales(const Params& p, const Tile& tile) : are_words(p.words & kWordsOfB) {

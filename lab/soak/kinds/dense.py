@@ -48,7 +48,7 @@ class Dense(fp8.OfFp8):
         return self.draw.size(1, 3000)
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults that a call must refuse: turned operands may be copied, so any address is right."""
+        """Return the faults that a call must refuse. No address is a fault in turned operands: a call may copy them."""
         turned = "dtype shape device"
         values, scales, scales_of_a = self.weight.faults
         return {

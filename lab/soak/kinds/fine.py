@@ -29,7 +29,7 @@ SCALES = "shape device"
 
 
 class FineWeight(fp8.Weight):
-    """A weight with scales below 128x128, or for an A with such scales. If sums are exact, scales are powers of two."""
+    """A weight of products in which A, B or both have fine scales. If sums are exact, scales are powers of two."""
 
     faults: ClassVar[tuple[str, str, str]] = (fp8.VALUES, SCALES, SCALES)
 
@@ -106,7 +106,7 @@ class DenseFine(OfFine, dense.Dense):
     has_rows: ClassVar[bool] = False
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults that a call must refuse: a turned B may be copied, so any address is right."""
+        """Return the faults that a call must refuse. No address is a fault in a turned B: a call may copy it."""
         return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
 

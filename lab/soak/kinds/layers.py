@@ -152,8 +152,8 @@ class Experts(Trial):
             hidden = silu_mul((tokens[at] @ w1[expert].t() + c1).bfloat16(), None)
             middle = as_cast(hidden, columns)
             total[at] += weight[at] * (middle @ w2[expert].t() + c2)
-            # Tensor cores cut off bits of the first product, so an activation may have an error of one FP8 step, an
-            # eighth, or of a few BF16 steps.
+            # Tensor cores cut off bits of the first product, so an activation may be off by an FP8 step, 1/8 of it,
+            # or by a few BF16 steps.
             size[at] += weight[at] * (middle.abs() @ w2[expert].abs().t() + abs(c2))
         allowed = size * (2.0**-3 if columns else 2.0**-5) + total.abs() * 2.0**-7 + 1e-6
         return {"out": Right(total, allowed)}

@@ -111,7 +111,7 @@ class MegaMoe(Trial):
             values, scales = cast_blocks(middle, Target(1, self.columns))
             cast = values.double() * scales.double().repeat_interleave(self.columns, 1)
             route = cast @ w2[expert].t()
-            # Tensor cores cut off bits of the first product, so an activation may be one FP8 step, an eighth, away.
+            # Tensor cores cut off bits of the first product, so an activation may be off by an FP8 step, 1/8 of it.
             size = cast.abs() @ w2[expert].abs().t()
             total.index_add_(0, at, route)
             allowed.index_add_(0, at, size * 2.0**-3 + route.abs() * 2.0**-8)

@@ -1,4 +1,4 @@
-"""FP8 products with one scale for all of k in A, B or both, and biases: dense; rows by ids or ends; counted rows."""
+"""FP8 products with one scale for all of k in A, B or both, some with a bias: dense; grouped by ids, ends or counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST = 4096
 
 
 class WholeWeight(fp8.Weight):
-    """A weight with a scale for each row, or for an A with a scale for each row. Sums are exact."""
+    """A weight with a scale for each row, or to be multiplied by an A with a scale for each row. Sums are exact."""
 
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
         super().__init__(draw, exact, low, high)
@@ -99,7 +99,7 @@ class DenseWhole(OfWhole, dense.Dense):
             self.add_bias(self.n)
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Return the faults that a call must refuse: a turned B may be copied, so any address is right."""
+        """Return the faults that a call must refuse. No address is a fault in a turned B: a call may copy it."""
         return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
     def call(self, x: Tensors) -> Tensors:

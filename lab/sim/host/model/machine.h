@@ -228,11 +228,11 @@ struct Machine {
   uint32_t next_cta = 0;
   std::vector<Fiber> fibers;
   std::vector<Fiber*> ready;
-  std::vector<uint64_t> stored;                                                   // by place of a fiber
+  std::vector<uint64_t> stored;                                                   // stores so far, by place of a fiber
   std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
-  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // a word's last store: place, number
+  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // by word: place and number of its last store
   uint64_t acquired = 0;                                                          // times that a load acquired
-  std::unordered_map<uint64_t, uint64_t> acquired_at;                             // of a peer's word
+  std::unordered_map<uint64_t, uint64_t> acquired_at;                             // by a peer's word: `acquired` when it was acquired
   std::map<const void*, Known> counted, counted_fenced;                           // at words of atomics that release
   std::map<const void*, WaitList> waiting_for_count;
   std::set<const Buffer*> mapped;                                                 // writable buffers of tensor maps
