@@ -7,7 +7,7 @@ product's results, are in rings of blocks. Two launches, one for each product, g
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ SHARE = 0.70
 """Fraction of the CTAs that take the first product while it has tiles: calls on four H200 took least time with it."""
 
 
-@cache
+@lru_cache(maxsize=256)
 def config_for(k: int, k_of_second: int, band: int = TWICE.band) -> GemmConfig:
     """Return the configuration for two depths: runs have two k-blocks if both numbers of k-blocks are even.
 

@@ -60,7 +60,7 @@ class BlockSumsTrial(Trial):
         else:
             (a, b), recipes = operands(config, *given), (config.sfa, config.sfb)
         at = torch.randint(0, self.n, (self.m,), generator=generator, dtype=torch.int32)
-        at[1:4] = torch.tensor([-1, self.n, self.n - 1])[: self.m - 1]
+        at[1:4] = torch.tensor([-1, self.n, self.n - 1], dtype=torch.int32)[: self.m - 1]
         sums = torch.full((self.m, ceil_div(self.n, BLOCK) + 3), torch.nan, dtype=torch.float32)
         softmax = {"tokens": at + FIRST, "chosen": sums[:, :1].clone(), "first": FIRST, "scale": SCALE}
         return block_sums_problem(a, b, sums[:, :-3], recipes, **softmax)

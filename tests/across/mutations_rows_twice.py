@@ -88,7 +88,7 @@ MUTATIONS = [
     Mutation("no fence behind the rows", _WORK, _FENCE, _FENCE.partition("\n")[2]),
     Mutation("no fence ahead of the first product's loads", _WORK, _READER, "  if (tile.is_second)" + _READER[1:]),
     Mutation("one lane counts ahead of the others' stores", _WORK, "    ptx::syncwarp();  // all lanes have stored\n", ""),
-    Mutation("a count that releases nothing", _WORK, "red_release_gpu_add_b32(count_of(p, Of::kFetched", "atom_add(count_of(p, Of::kFetched"),
+    Mutation("a count of fetched rows that releases nothing", _WORK, "red_release_gpu_add_b32(count_of(p, Of::kFetched", "atom_add(count_of(p, Of::kFetched"),
     Mutation("a slot is written before it is free", _WORK, _FREE, _FREE.replace("ceil_div(p.n, kBlockN) * kPartsOfTile", "0")),
     Mutation("a warp that has rows to fetch waits until it may deal", _WORK, "storage.queue.is_free(number + ahead))", "(storage.queue.wait_until_free(number + ahead), true))"),
     Mutation("a unit whose slot is not free yet is left", _WORK, ">= needed)) return true;", ">= needed)) return unit.rows = 0, true;"),

@@ -66,7 +66,7 @@ def test_the_page_shows_the_forms() -> None:
 def test_the_page_shows_what_ran() -> None:
     _, _, rest = PAGE.read_text().partition("<!-- ran -->\n")
     assert rest.partition("<!-- end of ran -->")[0] == ran(), "python -m lab engines --ran"
-    assert "| SGLang 0.5.17 | H200 | 2026-11-29 | Qwen3 MoE | Qwen3 MoE |" in ran()
+    assert "| SGLang 0.5.17 | H200 | 2026-11-29 | Qwen3 MoE, DeepSeek-V3 |  |" in ran()
 
 
 def test_what_is_elsewhere_is_not_in_the_table_too() -> None:
