@@ -219,14 +219,14 @@ def sum_at_once(a: Any, tokens: Tensor, w: Any, recipes: Any, scale: float, sums
     is_copied = recipes is None and laid_out(w[:2]).data_ptr() != w.data_ptr()  # one row has any stride
     product = BLOCK_SUMS_OF[recipes is None]
     for columns in cut(len(w if recipes is None else w[0]), 2 * COLUMNS if is_copied else 2**31):
+        head = laid_out(w[columns]) if recipes is None else w
         of_part = sums[:, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
         said = columns.start, scale, recipes
         if scale == 1:
-            run_product(product, a, laid_out(w[columns]) if recipes is None else w, of_part, tokens, said, chosen)
+            run_product(product, a, head, of_part, tokens, said, chosen)
         else:  # a record would serve this temperature alone
-            head = laid_out(w[columns]) if recipes is None else w
             product.compute(product.ask(a, head, of_part, **product.inputs_of(tokens, said, chosen)))
-            del head  # before the next part is copied
+        del head  # before the next part is copied
     return True
 
 
