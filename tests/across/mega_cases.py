@@ -8,18 +8,30 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.across import mega_by_peers
+from deep_gemm.across import mega_by_peers, rows_twice
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.gemm.packed import as_e4m3, is_packed
+from deep_gemm.moe import api as layers
 
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
 """FP8 values, the values' scales, and the expert and weight of each route."""
+
+FORMS = {"apart": (10**6, 9), "in the product": (1, 9), "by one kernel": (1, 1)}
+"""Where rows are activated: the rows from which a product does it, and the ranks from which one kernel does it all."""
+
+
+def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products take one of FORMS for any number of rows and ranks."""
+    many_rows, least_ranks = FORMS[form]
+    monkeypatch.setattr(layers, "MANY_ROWS", many_rows)
+    monkeypatch.setattr(rows_twice, "LEAST_RANKS", least_ranks)
 
 
 @dataclass(frozen=True)

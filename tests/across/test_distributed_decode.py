@@ -14,30 +14,25 @@ import torch
 from addressed_kernels import Seen, on_cpu
 from fp4_cases import random_weight
 from helpers import inside_of_an_element, same_bits, some
+from mega_cases import FORMS, take
 from rank_threads import Ranks
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import by_peers, experts, rows_twice
+from deep_gemm.across import by_peers, experts
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.core.meeting import Room
 from deep_gemm.distributed import Experts, decode_bytes
-from deep_gemm.moe import api as layers
 from deep_gemm.moe import route_rows
 from deep_gemm.moe.routing import expert_rows, stack_routes
 
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
 TWICE = [*ALL[:2], "fp8_gemm_rows", *ALL[-2:]]
-FORMS = {"few": [*ALL[:4], "cast_rows", *ALL[4:]], "activated": ALL, "twice": TWICE}
+LAUNCHES = dict(zip(FORMS, ([*ALL[:4], "cast_rows", *ALL[4:]], ALL, TWICE), strict=True))
 Given = tuple[Tensor, Tensor, Tensor]
-
-
-def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
-    monkeypatch.setattr(rows_twice, "LEAST_RANKS", 1 if form == "twice" else 9)
 
 
 @pytest.fixture
@@ -108,12 +103,12 @@ def counts(*names: str) -> dict[str, int]:
 @pytest.mark.few
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), *[(form, 256) for form in FORMS]])
+@pytest.mark.parametrize(("form", "intermediate"), [("apart", 144), *[(form, 256) for form in FORMS]])
 def test_calls_have_the_bits_of_one_process_by_few_records(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, intermediate: int, world: int, types: Any
 ) -> None:
-    names = FORMS[form]
-    if form == "few" and world == 3:
+    names = LAUNCHES[form]
+    if form == "apart" and world == 3:
         monkeypatch.setattr(route_rows, "PART", 32)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
         names = [*names, "count_routes"]
@@ -162,7 +157,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     monkeypatch.setitem(globals(), "HIDDEN", 256)
     take(form, monkeypatch)
     node = Node(monkeypatch, world, with_fp4(world * HERE, which))
-    names = FORMS["few" if "w1" in which or form == "few" else "activated"]  # after FP4 a kernel activates
+    names = LAUNCHES["apart" if "w1" in which or form == "apart" else "in the product"]  # after FP4 a kernel activates
 
     def of_rank(rank: int) -> None:
         layer = node.layer(rank)
@@ -185,12 +180,12 @@ def test_calls_with_bf16_weights_have_the_bits_of_one_process(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, world: int, of_weights: torch.dtype
 ) -> None:
     """Each call rounds weights and tokens of other types. A call that rounds has no record."""
-    monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
+    take(form, monkeypatch)
     g, limit = torch.Generator().manual_seed(0), None if world == 1 else 1.5
     sizes = (world * HERE, 192, HIDDEN), (world * HERE, HIDDEN, 96)
     w1, w2 = (torch.randn(size, generator=g).to(of_weights) / 8 for size in sizes)
     node = Node(monkeypatch, world, (w1, w2))
-    names = FORMS["few" if form == "few" else "activated"]
+    names = LAUNCHES["apart" if form == "apart" else "in the product"]
     names = ["bf16_gemm" if name == "fp8_gemm_rows" else name for name in names]
 
     def of_rank(rank: int) -> None:
@@ -283,7 +278,7 @@ def test_ranks_with_a_record_and_without_understand_each_other(seen: Seen, monke
 def test_a_record_launches_what_the_call_itself_does(
     node: Node, layer: Experts, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for form, names in FORMS.items():
+    for form, names in LAUNCHES.items():
         take(form, monkeypatch)
         monkeypatch.setattr(node, "weights", weights_of(HERE, 128))
         layer, one = node.layer(0), given(6, 1, 0)

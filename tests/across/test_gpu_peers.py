@@ -14,11 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import group_of_one, some
-from mega_cases import random_fp4, weights_on_gpu
+from mega_cases import FORMS, random_fp4, take, weights_on_gpu
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import rows_twice
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.message import Arrived, gather, pack, row_bytes
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
@@ -26,7 +25,6 @@ from deep_gemm.across.plan_sends import PlanSendsConfig
 from deep_gemm.core import call
 from deep_gemm.core.meeting import Room
 from deep_gemm.distributed import Experts, decode_bytes
-from deep_gemm.moe import api as layers
 from deep_gemm.moe.routing import expert_rows, stack_routes, sum_rows, weighted_sum
 from lab.sim.plan_sends import check
 
@@ -34,12 +32,9 @@ pytestmark = pytest.mark.gpu
 NUM, HIDDEN, INTER, TOPK, MAX_TOKENS, SECONDS = 8, 512, 256, 4, 24, 5.0
 
 
-@pytest.fixture(params=["apart", "in the product", "by one kernel"], autouse=True)
-def rows_are_activated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Activate few rows in each way: by a separate kernel, by the first product, by one kernel for both products."""
-    if request.param != "apart":
-        monkeypatch.setattr(layers, "MANY_ROWS", 1)
-    monkeypatch.setattr(rows_twice, "LEAST_RANKS", 1 if request.param == "by one kernel" else 9)
+@pytest.fixture(params=FORMS, autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(request.param, monkeypatch)
 
 
 @dataclass
@@ -239,8 +234,8 @@ def process_that_dies(rank: int, store: str, is_dead: Any, heard: Any) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("rows_are_activated", ["apart"], indirect=True)
-def test_a_process_that_dies_is_named_in_time(tmp_path: Path, rows_are_activated: None) -> None:
+@pytest.mark.parametrize("form", ["apart"], indirect=True)
+def test_a_process_that_dies_is_named_in_time(tmp_path: Path, form: None) -> None:
     context = multiprocessing.get_context("spawn")
     is_dead, heard = context.Event(), context.Queue()
     both = [

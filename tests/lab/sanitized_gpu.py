@@ -58,16 +58,34 @@ EVERY_LANE_ARRIVES = {
         "kConvertGroups * kConvertWarps + kScalingWarps);": "(kConvertGroups * kConvertWarps + kScalingWarps) * 32);",
         "!kIsWarp || ptx::lane_index() == 0": "true",
     },
+    "work/rows_twice.cuh": {
+        "queue.init(kNumMathWarps + kStoringWarps + 1)": "queue.init((kNumMathWarps + kStoringWarps) * 32 + 1)",
+        "!kIsWarp || ptx::lane_index() == 0": "true",
+    },
+    "fp8_gemm.cuh": {"shared.ring.init(kFinishingWarps)": "shared.ring.init(kFinishingWarps * 32)"},
+    "convert/e2m1.cuh": {"if (lane == 0) ptx::mbarrier_arrive(&shared.ring": "ptx::mbarrier_arrive(&shared.ring"},
+    "convert/scales_of_blocks.cuh": {"if (ptx::lane_index() == 0) ptx::mbarrier_arrive": "ptx::mbarrier_arrive"},
+    "epilogue/silu_or_rows.cuh": {
+        f"{read}\n{indent}if (ptx::lane_index() == 0) ": f"{read}\n{indent}"
+        for read, indent in (("have read their copies", "  "), ("have read the rows, and stored them", "    "))
+    },
     "epilogue/store_rows.cuh": {
         "ptx::mbarrier_init(&ready[i], 4), ptx::mbarrier_init(&free[i], 1)": (
             "ptx::mbarrier_init(&ready[i], 4 * 32), ptx::mbarrier_init(&free[i], 32)"
         ),
         "else if (lane == 0) ptx::mbarrier_arrive(&barriers.ready": "else ptx::mbarrier_arrive(&barriers.ready",
+        "if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.ready": "ptx::mbarrier_arrive(&barriers.ready",
         "if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.free": "ptx::mbarrier_arrive(&barriers.free",
     },
     "work/depths.cuh": {
         "queue.init(kNumMathWarps)": "queue.init(kNumMathWarps * 32)",
         "dealt.x, ptx::lane_index() == 0": "dealt.x, true",
+    },
+    "experts_few.cuh": {
+        "mbarrier_init(&shared.full[stage], 2)": "mbarrier_init(&shared.full[stage], kIsFp8 ? 33 : 2)",
+        "mbarrier_init(&shared.empty[stage], kNumMathWarps)": "mbarrier_init(&shared.empty[stage], kNumMathWarps * 32)",
+        "if (caster.lane == 0) ptx::mbarrier_arrive": "ptx::mbarrier_arrive",
+        "of_rows[1], lane == 0": "of_rows[1], true",
     },
     "gather_weighted_many.cuh": {
         "shared.ring.init();": (
@@ -259,13 +277,14 @@ def casts() -> None:
 
 @part
 def ranks() -> None:
-    """Run a node of one rank with few and with many routes, mega MoE, and the kernels for rows sent by collectives."""
+    """Run a node of one rank in each form of its products, mega MoE, and the kernels for rows sent by collectives."""
     from unittest import mock
 
+    import pytest
     import torch
-    from mega_cases import Model, result
+    from mega_cases import FORMS, Model, result, take
 
-    from deep_gemm.across import by_peers, message, plan_sends
+    from deep_gemm.across import message, plan_sends
     from deep_gemm.across.by_peers import Peers
     from deep_gemm.core.meeting import Room
     from deep_gemm.distributed import Experts
@@ -275,16 +294,17 @@ def ranks() -> None:
     x, w1, w2 = _random(tokens, hidden), _blocks(experts, 512, hidden), _blocks(experts, hidden, 256)
     ids = torch.randint(-1, experts, (tokens, topk), generator=torch.Generator().manual_seed(0)).cuda()
     weights, model = torch.rand(tokens, topk, generator=torch.Generator().manual_seed(1)).cuda(), Model(512, 256, 8, 4)
-    for many in (1, 2**30):
+    monkeypatch = pytest.MonkeyPatch()
+    for form in FORMS:
         room = Room(1, tokens, hidden, topk)
         memory = torch.zeros(room.num_bytes, dtype=torch.uint8, device="cuda")
-        with mock.patch.object(by_peers, "MANY_ROWS", many):
-            with mock.patch.multiple(torch.distributed, get_rank=lambda _: 0, get_world_size=lambda _: 1):
-                layer = Experts(experts, w1, w2, max_tokens=tokens, peer_memory=True)
-            layer._peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
-            for _ in range(2):  # by tensors, then prepared
-                layer.decode(x, ids, weights)
-            result(model.buffer(tokens), model.tokens(tokens, "cuda"), *model.weights("cuda"))
+        with mock.patch.multiple(torch.distributed, get_rank=lambda _: 0, get_world_size=lambda _: 1):
+            layer = Experts(experts, w1, w2, max_tokens=tokens, peer_memory=True)
+        layer._peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
+        take(form, monkeypatch)
+        for _ in range(2):  # by tensors, then prepared
+            layer.decode(x, ids, weights)
+        result(model.buffer(tokens), model.tokens(tokens, "cuda"), *model.weights("cuda"))
     row_of = torch.empty(tokens, topk, dtype=torch.int32, device="cuda")
     told = torch.empty(plan_sends.NUM_FACTS + 2 * 4, dtype=torch.int64, device="cuda")
     plan_sends.run(ids, [0] * plan_sends.NUM_FACTS, row_of, told, experts // 4, 4)
