@@ -108,7 +108,7 @@ def _decoded(
     post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
     if _is_one_kernel(node, ids.numel(), w1, w2):
-        rows_twice.run(node, rows, *cast("tuple[Operand, ...]", (w1, w2)), limit=limit)
+        rows_twice.run(node, rows, *cast("tuple[Operand, Operand]", (w1, w2)), limit)
     else:
         _multiply(rows, w1, w2, node, limit)
     meet_ranks.run(node, x.get_device())

@@ -177,7 +177,8 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
         outputs += [Output(work=ENDS, epilogue=SILU)] + [ACTIVATED] * (m >= MANY_ROWS)
-    both = [rows_twice.config_for(weight.k, weight.n // 2)] * (m >= MANY_ROWS and _may_activate(weight))
+    is_twice = m >= MANY_ROWS and _may_activate(weight)
+    both = [rows_twice.config_for(weight.k, weight.n // 2, each) for each in rows_twice.SHARE if is_twice]
     return both + [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 

@@ -54,7 +54,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
     `#pragma unroll 1` keeps NVRTC from unrolling them, and neither NVRTC nor ptxas peels off iterations.
     """
     producer_registers, math_registers = config.registers
-    k_blocks_in_code = config.run_k_blocks + config.has_tail + config.folds_parts
+    k_blocks_in_code = config.run_k_blocks + config.has_tail + config.folds_parts + config.mixes_parts
     units = config.units_per_warpgroup + (0 if config.branches_on_parts else config.units_of_part)
     columns = config.unit_n or config.block_n
     stores = 0 if config.epilogue.has_row_addresses else units * columns // config.panel_columns

@@ -260,7 +260,7 @@ def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
     """Return maps and operands by their names in `fp8_gemm` and `bf16_gemm`."""
     of = _maps_of_operands(p, config)
     if config.has_scales:
-        of["map_sfa"] = Mapped(scales_map(_planes(p, p.sfa), config.box_rows_of_sfa(p.m), config.scale_parts), p.sfa)
+        of["map_sfa"] = Mapped(scales_map(_planes(p, p.sfa), config.box_rows_of_sfa(p.m), p.output.scale_parts), p.sfa)
     if config.epilogue.by_tma:
         of |= _maps_of_d(p, config)
     if config.loads_sfb:

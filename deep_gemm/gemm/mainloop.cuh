@@ -106,7 +106,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
 }
 
 // Multiplies `count` k-blocks: whole runs, and the tail that is left.
-template <uint32_t kUnits>
+template <uint32_t kOfUnit, uint32_t kUnits>
 DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales& tile_scales, uint32_t count,
                           RingPosition& at, bool& is_loaded, bool is_part, float (&total)[kUnits][kUnitN / 2]) {
   // Hidden from the compiler, which would otherwise compute the value again in each iteration.
@@ -122,12 +122,12 @@ DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales
         continue;
       }
     }
-    multiply_k_blocks<kRunKBlocks>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
+    multiply_k_blocks<kRunKBlocks, kOfUnit>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
   }
   if constexpr (kHasTail)
 #pragma unroll 1
     for (; k_block < count; ++k_block)
-      multiply_k_blocks<1>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
+      multiply_k_blocks<1, kOfUnit>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
 }
 
 // Only scales that are constant along k need these functions: scales/whole.cuh has its own.
@@ -149,10 +149,10 @@ DEVICE void begin_scales(const Params& p, const Tile& tile, FirstScales& first) 
   ask_factors(p, tile, first);
 }
 
-// Multiplies the k-blocks of one tile.
-template <uint32_t kUnits>
+// Multiplies the k-blocks of one tile. With kMixesParts the first of two products has no parts of k-blocks.
+template <uint32_t kUnits, typename OfTile = Tile>
 DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const FirstScales& first_scales,
-                          const Tile& tile, RingPosition& at, Passes& passes, const Share& share, Output&,
+                          const OfTile& tile, RingPosition& at, Passes& passes, const Share& share, Output&,
                           float (&total)[kUnits][kUnitN / 2]) {
   const KBlocks k_blocks = k_blocks_of(p, tile);
 #pragma unroll
@@ -164,12 +164,19 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
   tile_scales.start(first_scales);
   operands.scales.sfa += skipped_scales(tile);
   bool is_loaded = false;  // true if the current slot is known to be loaded
-  if constexpr (!kLoopsInBatches) return multiply_runs(ring, operands, tile_scales, k_blocks.end, at, is_loaded, share.is_part, total);
+  if constexpr (!kLoopsInBatches)
+    return multiply_runs<kParts>(ring, operands, tile_scales, k_blocks.end, at, is_loaded, share.is_part, total);
   do {
     for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
       tile_scales.advance(first);
       const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
-      multiply_runs(ring, operands, tile_scales, count, at, is_loaded, share.is_part, total);
+      if constexpr (kMixesParts) {
+        if (!tile.is_second) {
+          multiply_runs<1>(ring, operands, tile_scales, count, at, is_loaded, share.is_part, total);
+          continue;
+        }
+      }
+      multiply_runs<kParts>(ring, operands, tile_scales, count, at, is_loaded, share.is_part, total);
     }
   } while (passes.again<true>());
   multiply_by_factors(total, first_scales);

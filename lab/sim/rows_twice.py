@@ -83,15 +83,17 @@ class RowsTwiceTrial(Trial):
 
     def problems(self) -> tuple[Problem, Problem]:
         """Draw the operands of both products; rows are in the order of experts."""
-        rows: Any = {"limit": self.limit, "has_weights": False, "gates_apart": True}
+        apart = self.config.epilogue.gates_apart
+        rows: Any = {"limit": self.limit, "has_weights": not apart, "gates_apart": apart}
         first = random_problem(self.sizes, 2 * self.intermediate, self.hidden, self.seed, **rows)
         generator = torch.Generator().manual_seed(self.seed)
         w2 = torch.randn(len(self.sizes), self.hidden, self.intermediate, generator=generator, dtype=torch.float32)
         most = self.room.slots * self.topk
         slots = rows_twice.slots_for(most, len(self.sizes), self.slots, self.config.raster_group)
-        middle = rows_twice.ring(slots, self.intermediate, first.a)
+        middle = rows_twice.ring(slots, self.intermediate, first.a, self.config.columns_of_a)
         operands = (first.a, first.sfa), (first.b, first.sfb), middle, per_block_cast_to_fp8(w2), first.c
-        return rows_twice.problems(*operands, torch.zeros(first.m, dtype=torch.int64), self.limit)
+        of_second = rows_twice.problems(self.config, *operands, torch.zeros(first.m, dtype=torch.int64), self.limit)[1]
+        return first._replace(d=middle[0], scales=middle[1]), of_second
 
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare results with the CPU's, or bit for bit with the results of a ring whose slots are used once."""
@@ -109,6 +111,7 @@ class RowsTwiceTrial(Trial):
         routes = torch.randperm(room.slots * self.topk, generator=torch.Generator().manual_seed(self.seed))[:used]
         tokens = routes // self.topk
         first = self.of_tokens(first, tokens)
+        weights = None if first.row_weights is None else torch.full((first.d.shape[0],), torch.nan)
         token_of = torch.full((room.slots * self.topk,), -1, dtype=torch.int32)
         row_of = torch.full((room.slots, self.topk), -1, dtype=torch.int32)
         token_of[:used], row_of.view(-1)[routes] = tokens.int(), torch.arange(used, dtype=torch.int32)
@@ -119,11 +122,12 @@ class RowsTwiceTrial(Trial):
         state[ERROR_WORD] = 0 if self.is_met else 2
         read = {"b": first.b, "sfb": first.sfb, "c": first.c, "token_of": token_of, "row_of": row_of, "state": state}
         read |= {"b of second": second.b, "sfb of second": second.sfb}
-        written = {
+        written = {} if weights is None else {"row_weights": weights}
+        written |= {
             **{"a": ring[0], "sfa": ring[1], "d": first.d, "scales": first.scales},
             "addresses": torch.full((len(token_of),), -1, dtype=torch.int64),
             "counts": torch.zeros(rows_twice.counts_for(len(token_of), len(self.sizes)), dtype=torch.int32),
-            **{f"room {rank}": self.memory(rank, first, tokens) for rank in range(2)},
+            **{f"room {rank}": self.memory(rank, first, routes) for rank in range(2)},
         }
         aligned = dict.fromkeys(("b", "b of second", *written), 16)
         stage = Stage(self.config, read, written, aligned, ready=(*read, *written), ranks={"room 1": 1}, **self.how)
@@ -155,7 +159,7 @@ class RowsTwiceTrial(Trial):
 
     def compared(self, first: Problem, second: Problem, result: Result, d: torch.Tensor) -> float:
         """Return the largest error of the middle and of `d`, if each block has its own slot."""
-        middle = room_of(first.m, first.n, gates_apart=True)
+        middle = room_of(first.m, first.n, first.epilogue.gates_apart)
         of_rows = self.rows_of_ring()
         middle[0].view(torch.uint8)[: len(of_rows)] = result.buffers["d"].view(torch.uint8)[of_rows]
         middle[1][: len(of_rows)] = result.buffers["scales"][of_rows]
@@ -178,15 +182,17 @@ class RowsTwiceTrial(Trial):
         sfa[: len(same)] = first.sfa[same]
         return first._replace(a=a, sfa=sfa)
 
-    def memory(self, rank: int, first: Problem, tokens: torch.Tensor) -> torch.Tensor:
-        """Fill a rank's room: rows of its tokens, and no results."""
+    def memory(self, rank: int, first: Problem, routes: torch.Tensor) -> torch.Tensor:
+        """Fill a rank's room: rows of its tokens, weights of their routes, and no results."""
         room, memory = self.room, torch.full((self.room.num_bytes,), POISON, dtype=torch.uint8)
         rows = memory[: room.ids].view(room.max_tokens, room.row_bytes)
         values, scales = first.a.view(torch.uint8), first.sfa.contiguous().view(torch.uint8)
-        for row, token in enumerate(tokens.tolist()):
+        for row, (token, route) in enumerate(divmod(each, self.topk) for each in routes.tolist()):
             if token // room.max_tokens == rank:
                 to = rows[token % room.max_tokens]
                 to[: room.scales], to[room.scales : room.weights] = values[row], scales[row]
+                if first.row_weights is not None:
+                    to[room.weights :].view(torch.float32)[route] = first.row_weights[row]
         self.in_room(memory).fill_(CANARY)
         return memory
 

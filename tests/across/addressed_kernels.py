@@ -380,18 +380,20 @@ def both_products(config: Any, p: Launched) -> None:
     a, sfa = torch.zeros(rows, k, dtype=torch.uint8).view(FP8), torch.zeros(-(-k // 128), rows, dtype=FP32)
     of_rooms = {name.removeprefix("rooms."): value for name, value in p.items() if name.startswith("rooms.")}
     more = {"num_slots": p["meeting.ranks"] * of_rooms["max_tokens"], "rows": rows, "hidden": k, "pitch": rows}
-    none = {"weights": 0, "slot_bytes": of_rooms["row_bytes"]}
-    to = {"values": a.data_ptr(), "sfa": sfa.data_ptr()}
-    gather_rows(gather_rows_kernel.CONFIGS[1], {**p, **of_rooms, **more, **none, **to})
+    weights = torch.zeros(rows, dtype=FP32) if of_rooms["weights"] else None
+    to = {"values": a.data_ptr(), "sfa": sfa.data_ptr(), "weights": 0 if weights is None else weights.data_ptr()}
+    gather_rows(gather_rows_kernel.CONFIGS[1], {**p, **of_rooms, **more, "slot_bytes": of_rooms["row_bytes"], **to})
     sfa = sfa.t()
     ends = at(p["groups.layout"], (p["groups.count"],), INT32)
-    middle = torch.empty(rows, columns, dtype=FP8), torch.empty(-(-columns // 128), rows, dtype=FP32).t()
+    of_a = PER_64 if config.scale_parts == 2 else PER_ROW
+    middle = torch.empty(rows, columns, dtype=FP8), torch.empty(-(-columns // of_a.columns), rows, dtype=FP32).t()
     limit = None if p["activation.limit"] == inf else p["activation.limit"]
     b = weights_of(p, is_fp4=False)
-    activated_product_of_rows((a, sfa), b, middle, ends, None, limit=limit, gates_apart=True)
+    is_apart = config.epilogue.gates_apart
+    activated_product_of_rows((a, sfa), b, middle, ends, weights, limit=limit, gates_apart=is_apart)
     of_second = {name.removeprefix("second."): value for name, value in p.items() if name.startswith("second.")}
     b = weights_of({**p, **of_second, "groups.sfb_stride": p["second_sfb_stride"]}, is_fp4=False)
-    rows_to_addresses(middle, b, ids_of_groups(ends, rows, 1), at(p["second.d"], (rows,), INT64))
+    rows_to_addresses(middle, b, ids_of_groups(ends, rows, 1), at(p["second.d"], (rows,), INT64), of_a=of_a)
 
 
 def fp8_gemm_rows(config: Any, p: Launched) -> None:

@@ -28,10 +28,12 @@ FORMS = {"apart": (10**6, 9), "in the product": (1, 9), "by one kernel": (1, 1)}
 
 
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let products take one of FORMS for any number of rows and ranks."""
+    """Let products of layers and of mega MoE take one of FORMS for any number of rows and ranks."""
     many_rows, least_ranks = FORMS[form]
     monkeypatch.setattr(layers, "MANY_ROWS", many_rows)
-    monkeypatch.setattr(rows_twice, "LEAST_RANKS", least_ranks)
+    monkeypatch.setattr(mega_by_peers, "LEAST_ROWS", 0)
+    for module in (rows_twice, mega_by_peers):
+        monkeypatch.setattr(module, "LEAST_RANKS", least_ranks)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from deep_gemm.across.rows_twice import config_for
+from deep_gemm.across.rows_twice import OUTPUT_IN_TURN, config_for
 from lab.sim.mutate import Mutation
 from lab.sim.rows_twice import RowsTwiceTrial
 
 LOW, ODD, HIGH = config_for(256, 256, band=1), config_for(272, 256, band=1), config_for(256, 256, band=3)
+TURN = config_for(256, 256, OUTPUT_IN_TURN, band=1)
 TRIALS = [
     RowsTwiceTrial(LOW, (130, 0, 3, 65), 1, hidden=768, num_sms=3, lag=1),
     RowsTwiceTrial(ODD, (130, 0, 3, 64), 1, hidden=272, num_sms=3, lag=1),
@@ -21,6 +22,8 @@ TRIALS = [
     RowsTwiceTrial(HIGH, (1300, 5), 9, num_sms=2, slots=1),
     RowsTwiceTrial(HIGH, (70, 5), 7, num_sms=2, is_met=False),
     RowsTwiceTrial(HIGH, (7,), 8, hidden=4352, num_sms=1),
+    RowsTwiceTrial(TURN, (130, 65), 9, num_sms=2, limit=0.5),
+    RowsTwiceTrial(TURN, (300, 70), 6, "slow_warps", hidden=272, num_sms=3, lag=4, slots=1),
 ]
 _WORK, _FETCH, _EPILOGUE, _STORE = (
     "work/rows_twice.cuh",
@@ -71,8 +74,8 @@ MUTATIONS = [
     Mutation("blocks are not told", _WORK, "tile.row_n / kBlockN | tile.block << kColumnBits", "tile.row_n / kBlockN"),
     Mutation("all tiles are the first product's", _WORK, " | static_cast<uint32_t>(tile.is_second) << 31}", "}"),
     Mutation("depth of the first product for both", _WORK, "KBlocks(product_of(p, tile).k);", "KBlocks(p.k);"),
-    Mutation("gates' rows for both", _WORK, "  if (tile.is_second) return column;\n", ""),
-    Mutation("gate and up from one row on", _WORK, "(column % kTurn < kGateColumns ? 0 : p.n / 2)", "0"),
+    Mutation("gates' rows for both", _WORK, "tile.is_second ? column : row_of_gates", "false ? column : row_of_gates"),
+    Mutation("gate and up from one row on", "params.cuh", "(column % kTurn < kGateColumns ? 0 : p.n / 2)", "0"),
     Mutation("scales of gates for both", _WORK, "  if (tile.is_second) {\n    scales.row[0]", "  if (false) {\n    scales.row[0]"),
     Mutation("one scale for both blocks", _WORK, "(tile.row_n + kScaleRowsOfB < of.n ? of.sfb_stride_n : 0)", "0"),
     Mutation("groups' scales alike", _WORK, "(tile.is_second ? p.second_sfb_stride : p.groups.sfb_stride)", "p.groups.sfb_stride"),
@@ -118,4 +121,13 @@ MUTATIONS = [
     Mutation("the first routes alone", _FETCH, "route < rooms.topk; route += kLanesOfRow", "route < rooms.topk && route < kLanesOfRow; route += kLanesOfRow"),
     Mutation("results where rows are", _FETCH, "room + rooms.results + place", "room + place"),
     Mutation("addresses of the first product", _EPILOGUE, "rows.expect(p.second, tile, warpgroup * 64);", "rows.expect(p, tile, warpgroup * 64);"),
+    Mutation("gate's and up's rows apart, where they are in turn", "params.cuh", "if constexpr (kGateColumns == 8) return column;", ""),
+    Mutation("scales of 64 columns for both", _WORK, "return tile.is_second ? kScaleParts : 1;", "return kScaleParts;"),
+    Mutation("bytes of all scales for both", "work/rows_of_tile.cuh", "(kScaleParts - scale_parts_of(tile)) * kScaleRows * 4;", "0;"),
+    Mutation("parts of k-blocks in both products", "mainloop.cuh", "if (!tile.is_second) {", "if (false) {"),
+    Mutation("whole k-blocks in both products", "mainloop.cuh", "if (!tile.is_second) {", "if (true) {"),
+    Mutation("scales of gate and up in turn for both", "scales/by_halves.cuh", "kOfUnit == 1 ? kGateColumns : 128", "kGateColumns"),
+    Mutation("weights of the first route", _FETCH, "rooms.weights_at + route * 4", "rooms.weights_at"),
+    Mutation("weights of the first token", _FETCH, "room_row(token) + rooms.weights_at", "room_row(0) + rooms.weights_at"),
+    Mutation("weights where rows are", _FETCH, "rooms.weights + unit.row_of_ring + of_unit", "rooms.weights + row"),
 ]  # fmt: skip

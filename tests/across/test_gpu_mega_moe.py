@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 from helpers import captured
-from mega_cases import Model, Tokens, chain, fill, part, result, transformed
+from mega_cases import Model, Tokens, chain, fill, part, result, take, transformed
 from mega_cases import call as mega_moe
 from torch import Tensor
 
@@ -19,6 +19,11 @@ from deep_gemm.across.mega_check import mega_sizes
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
+
+
+@pytest.fixture(params=["apart", "by one kernel"], autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize(

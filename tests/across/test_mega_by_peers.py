@@ -15,7 +15,7 @@ import torch
 from addressed_kernels import Seen, on_cpu
 from fp4_cases import FORMS
 from helpers import inside_of_an_element, misaligned, same_bits, some
-from mega_cases import Model, Tokens, fill, part, result, transformed
+from mega_cases import Model, Tokens, fill, part, result, take, transformed
 from mega_cases import call as call_mega
 from rank_threads import Ranks
 from test_distributed_decode import counts as times
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.across import mega_by_peers
+from deep_gemm.across import mega_by_peers, rows_twice
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.mega_check import mega_sizes
 from deep_gemm.core.check.checks import Operand
@@ -33,6 +33,7 @@ from deep_gemm.moe import route_rows
 
 MODEL, MOST = Model(hidden=256, inter=128, num_experts=6, topk=3), 128
 ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
+TWICE = [*ALL[:2], "fp8_gemm_rows", *ALL[-2:]]
 
 
 @pytest.fixture
@@ -75,14 +76,17 @@ class Node:
 @pytest.mark.few
 @pytest.mark.parametrize("clamp", [None, 0.5])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize("form", ["all at once", "routes by parts"])
+@pytest.mark.parametrize("form", ["all at once", "routes by parts", "by one kernel"])
 def test_calls_have_the_bits_of_one_process(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, world: int, clamp: float | None
 ) -> None:
     if form == "routes by parts":
         monkeypatch.setattr(route_rows, "PART", 64)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
-    node, expected = Node(monkeypatch, world), times(*ALL, *["count_routes"] * (form == "routes by parts"))
+    if form == "by one kernel":
+        take(form, monkeypatch)
+    launches = TWICE if form == "by one kernel" else ALL
+    node, expected = Node(monkeypatch, world), times(*launches, *["count_routes"] * (form == "routes by parts"))
     calls = []
     for by_three in ((5, 3, 9), (1, MOST, 0), (0, 1, 3), (MOST, 7, 2)):
         by_rank = by_three[:world]
@@ -108,7 +112,11 @@ def test_calls_have_the_bits_of_one_process(
     node.ranks.run(of_rank)
     assert None not in seen.made
     assert len(seen.made) == 2 * (2 * world - (world == 3)), "without counts and with, some tokens and none"
-    most = 12 * MOST * world * MODEL.topk + 8 * MOST * world * MODEL.topk  # three tables of routes, and addresses
+    routes = MOST * world * MODEL.topk
+    most = 12 * routes + 8 * routes  # three tables of routes, and addresses
+    if form == "by one kernel":
+        most += rows_twice.bytes_of_rings(routes, node.here, MODEL.hidden, MODEL.inter)
+        most += 8 * 128 * rows_twice.slots_for(routes, node.here)  # a weight, and a scale for each 64 columns, not 128
     assert max(seen.scratch) <= most + 4 * MODEL.topk * MOST * (1 + world) + 256 * 12
 
 
@@ -201,13 +209,19 @@ def test_each_kind_has_one_record(seen: Seen, monkeypatch: pytest.MonkeyPatch) -
     assert len(seen.made) == len(kinds), "other weights that lie alike"
 
 
-@pytest.mark.parametrize("is_fp4", [False, True])
-def test_a_record_launches_what_the_call_itself_does(seen: Seen, monkeypatch: pytest.MonkeyPatch, is_fp4: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_fp4", "form", "names"),
+    [(False, "apart", ALL), (True, "apart", [*ALL[:4], "cast_rows", *ALL[4:]]), (False, "by one kernel", TWICE)],
+)
+def test_a_record_launches_what_the_call_itself_does(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, is_fp4: bool, form: str, names: list[str]
+) -> None:
+    take(form, monkeypatch)
     node = Node(monkeypatch, 1, model=replace(MODEL, is_fp4=is_fp4))
     buffer, own, y = node.buffer(0), node.own(0), torch.zeros(6, MODEL.hidden, dtype=torch.bfloat16)
     fill(buffer, node.tokens_of(6))
     launches = seen.by_record_as_without(partial(call_mega, y, *own, buffer, None, None))
-    assert [kernel for kernel, *_ in launches] == [*ALL[:4], *["cast_rows"] * is_fp4, *ALL[4:]]
+    assert [kernel for kernel, *_ in launches] == names
 
 
 def test_mistakes_are_refused_whatever_records_there_are(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

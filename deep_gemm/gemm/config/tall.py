@@ -310,6 +310,11 @@ class GemmConfig(Config, Output):
         return self.units_along_n if self.has_short_tiles else 1 if self.cuts_last_tiles else 0
 
     @property
+    def mixes_parts(self) -> bool:
+        """Tell whether one product promotes parts of k-blocks, and another product of the kernel whole k-blocks."""
+        return self.work.is_twice and self.parts > 1
+
+    @property
     def keeps_row_scales(self) -> bool:
         """Tell whether registers keep B's scales by row, because a warpgroup's units, one below another, share them."""
         return self.loads_sfb and self.units_along_n == 1 and self.units_per_warpgroup > 1 and self.parts == 1
@@ -453,7 +458,7 @@ class GemmConfig(Config, Output):
             "a scale of A for each 128, 64 or 32 columns, or for all",
         )
         yield (self.sfa == WHOLE) == (self.sfb == WHOLE), "scales of all columns on both sides or on none"
-        plain_tiles = work.takes_fine_scales and not (epilogue.activates or epilogue.skips_mid)
+        plain_tiles = work.takes_fine_scales and (work.is_twice or not epilogue.activates) and not epilogue.skips_mid
         yield (self.parts == 1 or plain_tiles, "no heads, depths or activation if scales are finer than 128 columns")
         yield self.scale_parts == 1 or self.box_scale_rows == self.scale_rows, "one TMA box of A's finer scales"
         yield self.block_n == unit_n == 128 or not self.has_chunks, "128 columns if scales of B cover smaller blocks"
@@ -558,6 +563,6 @@ CONSTANTS = (
     *("box_rows_of_a", "box_rows_of_b", "loaded_line_bytes_of_b", "has_scales", "scale_rows", "box_scale_rows"),
     *("scale_parts", "scale_parts_of_b", "parts", "folds_parts", "scales_written", "scale_rows_of_b", "scaling_warps"),
     *("convert_warps", "convert_groups", "convert_registers", "with_c", "adds_to_d"),
-    *("has_short_tiles", "branches_on_parts", "cuts_last_tiles"),
+    *("has_short_tiles", "branches_on_parts", "cuts_last_tiles", "mixes_parts"),
 )
 """Attributes of a configuration that the source uses by their names."""

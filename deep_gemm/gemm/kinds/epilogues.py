@@ -124,6 +124,10 @@ SILU_THEN_ROWS = Epilogue(
     work=TWICE,
 )
 """Two products in one kernel: SILU_OF_HALVES makes A of the second product, whose rows go TO_ADDRESSES."""
+SILU_IN_TURN_THEN_ROWS = replace(
+    SILU_THEN_ROWS, gates="gates_in_turn", name="silu in turn, then rows", operands=((E4M3, PER_64, PER_BLOCK),)
+)
+"""`SILU_THEN_ROWS` after SILU, whose scales for 64 columns only the second product has."""
 SILU_IN_BF16 = Epilogue(
     source="activated", gates="activated", name="silu", kernel="_silu", work=ENDS, operands=((BFLOAT16, None, None),)
 )
@@ -132,5 +136,5 @@ SILU_IN_BF16 = Epilogue(
 
 def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:
     """List FP8 epilogues that are made for one kind of work: each with this kind, once for each of its operands."""
-    all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES, SILU_THEN_ROWS
+    all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES, SILU_THEN_ROWS, SILU_IN_TURN_THEN_ROWS
     return [(each, each.work, operands) for each in all_of_them if each.work is not None for operands in each.operands]

@@ -67,7 +67,7 @@ struct RunBlockScales {
   DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t piece) {
     if (part_of_piece<kOfUnit>(piece) > 0) return;
 #pragma unroll
-    for (uint32_t part = 0; part < kScaleParts; ++part)
+    for (uint32_t part = 0; part < kOfUnit; ++part)
       load_scales(in_first_slot.sfa + stage * kScales + part * kScaleRows + row_of_unit(unit_of_piece<kOfUnit>(piece)),
                   sfa[k_block * kPieces + piece + part]);
   }
@@ -82,7 +82,7 @@ struct RunBlockScales {
     if (piece + 1 == kPieces) release_slot(rows[1]);
 #pragma unroll
     for (uint32_t column = 0; column < kUnitN; column += kChunk) {
-      const float scale_of_b = of_tile.at_column(sfb[k_block], column_of_unit(unit_of_piece<kOfUnit>(piece)) + column);
+      const float scale_of_b = of_tile.at_column(sfb[k_block], column_of_unit(unit_of_piece<kOfUnit>(piece)) + column, kChunk);
       const float scale[2] = {rows[0] * scale_of_b, rows[1] * scale_of_b};
 #pragma unroll
       for (uint32_t i = column / 2; i < (column + kChunk) / 2; ++i)

@@ -25,7 +25,7 @@ struct TileScales : BlockScales<kScalesPerTile> {
   }
 
   // The scale of the chunk of columns that begins at `column` of the tile.
-  DEVICE float at_column(const float (&scales)[kScalesPerTile], uint32_t column) const {
+  DEVICE float at_column(const float (&scales)[kScalesPerTile], uint32_t column, uint32_t) const {
     if constexpr (kBlockN % kScaleRowsOfB == 0) return scales[column / kScaleRowsOfB];
     float scale = scales[0];
 #pragma unroll

@@ -14,9 +14,10 @@ struct TileScales : BlockScales<2> {
     row[1] = row[0] + static_cast<uint64_t>(n / 256) * stride_n;
   }
 
-  // The scale of the columns from `column` of the tile on, which are all of gate or of up.
-  DEVICE float at_column(const float (&scales)[2], uint32_t column) const { return scales[column / kGateColumns % 2]; }
+  // The scale of `chunk` columns, all of gate or all of up, from `column` of the tile on.
+  DEVICE float at_column(const float (&scales)[2], uint32_t column, uint32_t chunk) const { return scales[column / chunk % 2]; }
 };
 
+// A k-block in parts belongs to a product without gates (work/rows_twice.cuh): its tile is in two consecutive blocks of B.
 template <uint32_t kCount, uint32_t kPieces, uint32_t kOfUnit>
-using RunScales = RunBlockScales<TileScales, 2, kGateColumns, kCount, kPieces, kOfUnit>;
+using RunScales = RunBlockScales<TileScales, 2, kOfUnit == 1 ? kGateColumns : 128, kCount, kPieces, kOfUnit>;

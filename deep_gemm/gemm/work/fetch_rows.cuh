@@ -19,8 +19,9 @@ struct Rooms {
   uint8_t* values;          // ring of rows, as A is
   float* scales;            // scales of the rows: [blocks of 128 columns, pitch]
   uint64_t* addresses;      // [rows]: the address of each row's result
+  float* weights;           // ring of the rows' weights, or null
   uint64_t results;         // offset in a room of BF16 [max_tokens, topk, hidden]
-  uint32_t pitch, scales_at, topk, max_tokens, row_bytes;
+  uint32_t pitch, scales_at, weights_at, topk, max_tokens, row_bytes;
 };
 
 constexpr uint32_t kRowsOfUnit = 4, kUnitsOfBlock = kBlockM / kRowsOfUnit, kLanesOfRow = 32 / kRowsOfUnit;
@@ -67,7 +68,7 @@ struct Fetch {
     }
   }
 
-  // Stores the address of a row's result; the lane that finds the row's route does it.
+  // Stores the address of a row's result, and the row's weight; the lane that finds the row's route does it.
   DEVICE void say_where(const Unit& unit, uint32_t token) const {
     const uint32_t of_unit = ptx::lane_index() / kLanesOfRow, row = unit.row + of_unit;
     if (of_unit >= unit.rows) return;
@@ -77,6 +78,9 @@ struct Fetch {
       const uint64_t room = reinterpret_cast<uint64_t>(meeting.rooms[token / rooms.max_tokens]);
       const uint64_t address = room + rooms.results + place;
       ptx::st_global_v2_b32(rooms.addresses + row, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
+      if (rooms.weights == nullptr) continue;
+      const float weight = ptx::ld_global_f32(room_row(token) + rooms.weights_at + route * 4);
+      ptx::st_global_f32(rooms.weights + unit.row_of_ring + of_unit, weight);
     }
   }
 

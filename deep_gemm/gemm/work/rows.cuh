@@ -163,6 +163,7 @@ struct Tiles {
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile&) { return KBlocks(p.k); }
 DEVICE uint32_t end_of_a(const Tile& tile) { return tile.end_m; }
 DEVICE uint32_t first_address_of(const Tile& tile) { return tile.row_m; }
+DEVICE uint32_t scale_parts_of(const Tile&) { return kScaleParts; }
 DEVICE const Product& product_of(const Params& p, const Tile&) { return p; }
 DEVICE uint32_t row_of_b(const Product& p, const Tile&, uint32_t column) { return row_of_b(p, column); }
 

@@ -1,5 +1,6 @@
 // Tiles of groups of rows: the share of a warpgroup, rows of other groups, loads, and positions in D. The file of a kind of
-// work includes this file after it has defined Tile, kHasWholeD, `product_of`, `end_of_a` and `first_address_of`.
+// work includes this file after it has defined Tile, kHasWholeD, `product_of`, `end_of_a`, `first_address_of`
+// and `scale_parts_of`.
 #pragma once
 
 // A warpgroup's share of a tile: nothing if the group ends before the warpgroup's rows; its first units if the tile is
@@ -59,7 +60,9 @@ DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile
 // ---- Loads
 
 DEVICE uint32_t bytes_of_slot(const Tile& tile) {
-  return kSlotBytes - (kBlockM - rows_loaded(tile)) * kLineBytes - (tile.is_narrow ? kBlockN - kBoxRowsOfB : 0) * kLineBytes;
+  const uint32_t scale_bytes = (kScaleParts - scale_parts_of(tile)) * kScaleRows * 4;
+  return kSlotBytes - (kBlockM - rows_loaded(tile)) * kLineBytes - (tile.is_narrow ? kBlockN - kBoxRowsOfB : 0) * kLineBytes -
+         scale_bytes;
 }
 
 struct TileLoad {
@@ -88,8 +91,8 @@ struct TileLoad {
   DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
 #pragma unroll
     for (uint32_t row = 0; row < kScaleRows; row += kBoxScaleRows)
-      ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales + row, tile.row_m - skipped_scales(tile) + row, k_block * kScaleParts,
-                       plane_of(tile));
+      ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales + row, tile.row_m - skipped_scales(tile) + row,
+                       k_block * scale_parts_of(tile), plane_of(tile));
     if constexpr (kSfbIsPerRow)
       ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleParts * kScaleRows, tile.row_n,
                        k_block * kScalePartsOfB, tile.group);

@@ -3,13 +3,7 @@
 #include "params.cuh"
 #include "work/layout.cuh"
 
-// The row of B for a column of the product. In the product kGateColumns of gate and kGateColumns of up alternate. B's
-// rows alternate in the same way if kGateColumns is 8; if it is larger, all rows of gate come first.
-DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {
-  if constexpr (kGateColumns == 8) return column;
-  constexpr uint32_t kTurn = 2 * kGateColumns;
-  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : p.n / 2);
-}
+DEVICE uint32_t row_of_b(const Product& p, uint32_t column) { return row_of_gates(p, column); }
 
 struct Params : Product {
   Groups groups;

@@ -319,12 +319,11 @@ DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(p
 // Where the rows of A end that may be loaded: slots have whole blocks.
 DEVICE uint32_t end_of_a(const Tile& tile) { return tile.row_m + kBlockM; }
 DEVICE uint32_t first_address_of(const Tile& tile) { return tile.row; }
+// Scales of a row of A for a k-block. Only the middle may have several.
+DEVICE uint32_t scale_parts_of(const Tile& tile) { return tile.is_second ? kScaleParts : 1; }
 
-// The row of B for a column of a product. In the first product kGateColumns of gate and kGateColumns of up alternate.
 DEVICE uint32_t row_of_b(const Product& p, const Tile& tile, uint32_t column) {
-  if (tile.is_second) return column;
-  constexpr uint32_t kTurn = 2 * kGateColumns;
-  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : p.n / 2);
+  return tile.is_second ? column : row_of_gates(p, column);
 }
 
 // ---- B's scales, of gate and up or of two blocks in a line; no C
