@@ -1,7 +1,7 @@
 """Predict the gain of one stream of tasks over both products of experts across GPUs: python docs/model_lag.py
 
 The script writes the tables of "What a lag would bring: a model" in experts_across_gpus.md. Constants are fitted to
-the files of two GPUs, and of four H200 on 2026-11-29, among benchmarks/results/distributed-*.json. They are judged by
+the files of two GPUs, and of four H200 on 2026-11-30, among benchmarks/results/distributed-*.json. They are judged by
 times that the fit did not use: whole calls of all files, and products of four and eight GPUs in the older files. Rates
 of the link and of an SM's stores are from performance_log.md.
 """
