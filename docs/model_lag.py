@@ -1,7 +1,7 @@
 """Predict the gain of one stream of tasks over both products of experts across GPUs: python docs/model_lag.py
 
 The script writes the tables of "What a lag would bring: a model" in experts_across_gpus.md. Constants are fitted to
-the files of two GPUs, and of four H200 on 2026-11-30, among benchmarks/results/distributed-*.json. They are judged by
+the files of two GPUs, and of four H200 on 2026-11-29, among benchmarks/results/distributed-*.json. They are judged by
 times that the fit did not use: whole calls of all files, and products of four and eight GPUs in the older files. Rates
 of the link and of an SM's stores are from performance_log.md.
 """
@@ -356,7 +356,7 @@ class Judged(NamedTuple):
         return self.model_us / self.us - 1
 
 
-FILES = (("2026", 2, False), ("4-2026", 4, False), ("8", 8, True), ("h100", 2, False), ("4-h200", 4, None))
+FILES = (("2026", 2, False), ("4-2026", 4, False), ("8", 8, True), ("h100", 2, False), ("4-h200-2026-11-29", 4, None))
 """Names of result files, their GPUs, and the calls at their commit: whether warps without other work stored results, as
 one product followed the other; None: one kernel with a lag, whose products the fit saw."""
 
@@ -519,7 +519,7 @@ def memory_lines() -> Iterator[str]:
     yield ""
 
 
-H200, H100 = fitted("H200", ("2026", 2), ("4-h200", 4)), fitted("H100", ("h100", 2))
+H200, H100 = fitted("H200", ("2026", 2), ("4-h200-2026-11-29", 4)), fitted("H100", ("h100", 2))
 
 
 def section() -> str:
