@@ -62,7 +62,7 @@ KERNEL: Kernel[AmaxConfig] = Kernel("row_amax", PARAMS, lambda: [CONFIG], more=l
 
 
 def row_amax(x: Tensor) -> Tensor:
-    """Return the largest magnitude of each row of `x`, FP32 and contiguous."""
+    """Return the largest magnitude of each row of `x`, which must be FP32 and contiguous."""
     rows, columns = x.shape
     amax = torch.full((rows,), float("nan"), device=x.device, dtype=torch.float32)
     grid = -(-rows // (CONFIG.num_threads // 32))

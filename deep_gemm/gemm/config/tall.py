@@ -297,8 +297,8 @@ class GemmConfig(Config, Output):
 
         A wave of few tiles takes as long as a full one; the same tiles in halves take two thirds of that: 144 tiles for
         the 132 SMs of an H200 take 70 us instead of 85. Warpgroups of two units have code for halves. Quarters gained
-        2% more, halves of rows nothing. Tiles are not cut if a cut would part gate from up, nor if rows go to
-        addresses: the warp that looks for halves would take registers that the math warps need.
+        2% more, halves of rows nothing. Tiles are not cut if a cut would part gate from up, or if each row has its own
+        address: then the warp that looks for tiles to cut would take registers that the math warps need.
         """
         has_halves = self.units_along_n == self.units_per_warpgroup == 2
         can_be_cut = not (self.epilogue.gates_apart or self.epilogue.has_row_addresses)

@@ -27,8 +27,8 @@ constexpr uint32_t kRowsPerThread = kScaleBlocks * 64 / 128, kTokensPerThread = 
 static_assert(kSlotBlocks == 2 && kScaleBlocks % 2 == 0, "a row of a slot is two k-blocks");
 
 struct ScaleStorage {
-  // Two words for each row of B. If its scales fold: the shift of each group's values, one byte each, counted from
-  // 2^-5, and the factor of the row's sum. If they do not fold: the row's four scales, and zero.
+  // Two words for each row of B in a k-block. If its scales fold: a byte for each 32 values, which holds their shift
+  // plus 5, and the factor of the row's sum. If they do not fold: the row's four scales, and zero.
   alignas(16) ptx::Uint2 rows[kNumWarpgroups][kScaleBlocks][64];
   float tokens[kScaleBlocks][kBlockTokens];
   // Whether rows fold, for each 32 rows of a warpgroup.

@@ -3,8 +3,8 @@
 // has slot b % slots of each ring, so a few blocks are enough. fetched, whole and read count a block's progress (`Of`).
 //
 //   finding warp       claims tiles of its CTA's product --queue--> all other roles
-//   loading thread     first product:  fetched[b], read[b - slots] --acquire, fence--> loads the slot of rows
-//                      second product: whole[b] --acquire, fence--> loads the slot of the middle
+//   loading thread     first product:  fetched[b], read[b - slots] --acquire, fence--> loads from the slot of rows
+//                      second product: whole[b] --acquire, fence--> loads from the slot of the middle
 //   math warps         first product: rows --store--> slot;  second: rows --> shared memory
 //   storing warps      first product: fence, release --> whole[b];  second: release --> read[b], rows --> addresses
 //
@@ -165,8 +165,8 @@ struct Tiles {
     for (Tile tile; take<false>(tile);) load(tile);
   }
 
-  // Called by the producer's other warps: one claims tiles and deals them. It never waits while there are rows to fetch,
-  // because math warps store a tile only after they have taken the next tile.
+  // Called by the producer's other warps: one claims and deals tiles. While there are rows to fetch, it never waits: a
+  // slot for rows is free once tiles are stored, and math warps store a tile only after they have taken the next one.
   DEVICE void find_for_others(uint32_t warp) {
     if (warp != 1) return;
     Unit unit{};
