@@ -19,7 +19,7 @@ that straddle lines of the L2 may take longer to load than to multiply. timings.
 explains them. Memory takes equally long with every tile, so the tile of the lowest cost multiplies fastest.
 
 For groups of rows the cost uses the expected number of tiles; by ids, the product takes at least the time to find the
-groups. The host knows the number of all rows, or roughly that of a group. Group sizes are assumed to vary:
+groups. The host knows the number of all rows, or roughly the number in a group. Group sizes are assumed to vary:
 
 - like an exponential distribution if rows are stacked, as experts' tokens do: a group of x rows on average then has
   1 / (1 - exp(-block_m / x)) tiles along m on average: about 1 for small x, x / block_m + 1 / 2 for large x
