@@ -6,10 +6,10 @@
     the first product:  gate and up, activated, weighted, cast. With FP4 weights it gives
                         gate and up in BF16, and cast_rows does the other steps
     rows_to_addresses:  each row of the second product -> its route's place on the token's rank
-    rows_twice:         in place of gather_rows and both products of FP8 weights, as in by_peers.py
+    rows_twice:         with many ranks and rows, in place of gather_rows and both products of FP8 weights
     meet_ranks, gather_weighted: a token's results, added up in order of its routes
 
-The host waits for nothing. A group of one rank uses the same kernels, so a GPU gives the same bits in any group.
+The host waits for nothing. One kernel gives the bits of two, so a GPU gives the same bits in any group.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from .mega_check import MegaProblem, MegaSizes, MegaTensors, mega_problem
 SECONDS = 30.0
 """The time that a GPU waits for another GPU, in seconds."""
 LEAST_RANKS, LEAST_ROWS = 4, 64
-"""One kernel computes both products on at least this many ranks, if each expert may expect this many rows. On four
-H200 the kernel took 0.88 to 0.95 of a call's time then, 1.00 to 1.03 for fewer rows; on two H200 0.99 to 1.02."""
+"""One kernel computes both products on at least this many ranks, if each expert may expect this many rows: with even
+routes, and `max_tokens` tokens on each rank. With fewer the kernel saves no time (performance_log.md, 2026-11-30)."""
 
 
 def room_of(sizes: MegaSizes) -> Room:

@@ -56,10 +56,9 @@ class SM90SymmBuffer:
     - `topk_idx`: int64 `[T, topk]`, experts numbered over all ranks, -1 for none (a new buffer holds -1 throughout);
     - `topk_weights`: FP32 `[T, topk]`.
 
-    T is `num_max_tokens_per_rank`. The two products of a call read `l1_acts`, `l1_acts_sf`, `l2_acts` and
-    `l2_acts_sf`, which have a row for every route of every rank, in case all experts are here. (With FP4 weights
-    the first half of `l2_acts_sf` holds scales for 128 columns; through collectives the second product uses separate
-    memory.)
+    T is `num_max_tokens_per_rank`. `l1_acts`, `l1_acts_sf`, `l2_acts` and `l2_acts_sf` have a row for every route of
+    every rank, in case all experts are here. The products may read them, or other memory, and what a call leaves in
+    them is undefined. (With FP4 weights the first half of `l2_acts_sf` holds scales for 128 columns.)
     """
 
     x: Tensor
@@ -71,11 +70,11 @@ class SM90SymmBuffer:
     topk_weights: Tensor
     """Weights of tokens' routes."""
     l1_acts: Tensor
-    """FP8 values that the first product reads."""
+    """FP8 values that the first product may read."""
     l1_acts_sf: Tensor
     """Scales of `l1_acts`."""
     l2_acts: Tensor
-    """FP8 values that the second product reads."""
+    """FP8 values that the second product may read."""
     l2_acts_sf: Tensor
     """Scales of `l2_acts`, one for each 64 columns, or for each 128 columns with FP4 weights."""
 

@@ -80,7 +80,7 @@ def slots_for(rows: int, groups: int, most: int | None = SLOTS, band: int = TWIC
 
 
 def bytes_of_rings(rows: int, groups: int, hidden: int, intermediate: int) -> int:
-    """Count the bytes of the rows that a call holds, and of their activations."""
+    """Count the bytes of the rows that a call of `decode` holds, and of their activations."""
     of_row = sum(columns + 4 * ceil_div(columns, SCALE_BLOCK) for columns in (hidden, intermediate))
     return slots_for(rows, groups) * BLOCK_M * of_row
 
@@ -94,7 +94,7 @@ def ring(slots: int, columns: int, like: Tensor, gran_k: int = SCALE_BLOCK) -> O
 def problems(
     output: Output, a: Operand, w1: Operand, middle: Operand, w2: Operand, ends: Tensor, to: Tensor, limit: float | None
 ) -> tuple[Problem, Problem]:
-    """State both products. `to`: the addresses of the second product's rows."""
+    """State both products, with a ring for the rows' weights. `to`: the addresses of the second product's rows."""
     apart = output.epilogue.gates_apart
     weights = None if apart else empty("weights of rows", a[0].shape[:1], torch.float32, a[0].device)
     first = activated(a, w1, middle, ends, weights, limit, gates_apart=apart)

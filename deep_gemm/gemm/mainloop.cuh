@@ -149,7 +149,8 @@ DEVICE void begin_scales(const Params& p, const Tile& tile, FirstScales& first) 
   ask_factors(p, tile, first);
 }
 
-// Multiplies the k-blocks of one tile. With kMixesParts the first of two products has no parts of k-blocks.
+// Multiplies the k-blocks of one tile. With kMixesParts the first product promotes whole k-blocks, the second their parts;
+// OfTile is Tile, a template parameter because other kinds of tiles have no is_second.
 template <uint32_t kUnits, typename OfTile = Tile>
 DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const FirstScales& first_scales,
                           const OfTile& tile, RingPosition& at, Passes& passes, const Share& share, Output&,

@@ -62,9 +62,10 @@ class RowsTwiceTrial(Trial):
         """Draw groups, depths and a lag."""
         draw = draws(config, seed)
         slots = draw.choice((None, 1))
+        of_groups = tuple(sizes(draw, draw.randint(1, 4), config.block_m + 70))
         return cls(
             config,
-            tuple(sizes(draw, draw.randint(1, 4), config.block_m + 70)),
+            of_groups if any(of_groups) else (1,),
             seed,
             hidden=128 * config.run_k_blocks * draw.randint(1, 2) if config.run_k_blocks > 1 else depth(draw, config),
             intermediate=128 * config.run_k_blocks * draw.randint(1, 2),

@@ -17,18 +17,19 @@ import deep_gemm
 from deep_gemm import SM90SymmBuffer
 from deep_gemm.across import mega_by_peers, rows_twice
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.meeting import MAX_RANKS
 from deep_gemm.gemm.packed import as_e4m3, is_packed
 from deep_gemm.moe import api as layers
 
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
 """FP8 values, the values' scales, and the expert and weight of each route."""
 
-FORMS = {"apart": (10**6, 9), "in the product": (1, 9), "by one kernel": (1, 1)}
-"""Where rows are activated: the rows from which a product does it, and the ranks from which one kernel does it all."""
+FORMS = {"apart": (10**6, MAX_RANKS + 1), "in the product": (1, MAX_RANKS + 1), "by one kernel": (1, 1)}
+"""Where a layer's rows are activated: from how many rows on by a product, and from how many ranks on by one kernel."""
 
 
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let products of layers and of mega MoE take one of FORMS for any number of rows and ranks."""
+    """Compute the products of layers and of mega MoE in one of FORMS, for any number of rows and ranks."""
     many_rows, least_ranks = FORMS[form]
     monkeypatch.setattr(layers, "MANY_ROWS", many_rows)
     monkeypatch.setattr(mega_by_peers, "LEAST_ROWS", 0)

@@ -31,7 +31,7 @@ from deep_gemm.moe.routing import expert_rows, stack_routes
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
 TWICE = [*ALL[:2], "fp8_gemm_rows", *ALL[-2:]]
-LAUNCHES = dict(zip(FORMS, ([*ALL[:4], "cast_rows", *ALL[4:]], ALL, TWICE), strict=True))
+LAUNCHES = {"apart": [*ALL[:4], "cast_rows", *ALL[4:]], "in the product": ALL, "by one kernel": TWICE}
 Given = tuple[Tensor, Tensor, Tensor]
 
 

@@ -210,13 +210,20 @@ def test_each_kind_has_one_record(seen: Seen, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("is_fp4", "form", "names"),
-    [(False, "apart", ALL), (True, "apart", [*ALL[:4], "cast_rows", *ALL[4:]]), (False, "by one kernel", TWICE)],
+    ("is_fp4", "least_ranks", "least_rows", "names"),
+    [
+        (False, 1, 64, TWICE),
+        (False, 2, 64, ALL),
+        (False, 1, 65, ALL),
+        (True, 1, 64, [*ALL[:4], "cast_rows", *ALL[4:]]),
+    ],
 )
 def test_a_record_launches_what_the_call_itself_does(
-    seen: Seen, monkeypatch: pytest.MonkeyPatch, is_fp4: bool, form: str, names: list[str]
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, is_fp4: bool, least_ranks: int, least_rows: int, names: list[str]
 ) -> None:
-    take(form, monkeypatch)
+    """One rank takes one kernel from `least_rows` rows of an expert on; the buffer has 64. FP4 has no such kernel."""
+    monkeypatch.setattr(mega_by_peers, "LEAST_RANKS", least_ranks)
+    monkeypatch.setattr(mega_by_peers, "LEAST_ROWS", least_rows)
     node = Node(monkeypatch, 1, model=replace(MODEL, is_fp4=is_fp4))
     buffer, own, y = node.buffer(0), node.own(0), torch.zeros(6, MODEL.hidden, dtype=torch.bfloat16)
     fill(buffer, node.tokens_of(6))

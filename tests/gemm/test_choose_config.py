@@ -98,7 +98,7 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
         {**OF_SILU, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128}
     ],
     "needs a scale of A for each 128, 64 or 32 columns, or for all": [{"sfa": Scales(2, 128)}],
-    "needs no heads, depths or activation if scales are finer than 128 columns": [{**OF_HEADS, "sfa": PER_64}],
+    "needs no heads, depths or lone activation if scales are below 128 columns": [{**OF_HEADS, "sfa": PER_64}],
     "needs one TMA box of A's finer scales": [{**OF_IDS, "sfa": PER_64, "block_m": 256, "num_stages": 3}],
     "needs 128 columns if scales of B cover smaller blocks": [{"sfb": Scales(32, 32), "block_n": 64}],
     "needs one k-block at a time if its parts may fold": [{"sfb": Scales(64, 64), "run_k_blocks": 2}],

@@ -294,14 +294,13 @@ def ranks() -> None:
     x, w1, w2 = _random(tokens, hidden), _blocks(experts, 512, hidden), _blocks(experts, hidden, 256)
     ids = torch.randint(-1, experts, (tokens, topk), generator=torch.Generator().manual_seed(0)).cuda()
     weights, model = torch.rand(tokens, topk, generator=torch.Generator().manual_seed(1)).cuda(), Model(512, 256, 8, 4)
-    monkeypatch = pytest.MonkeyPatch()
     for form in FORMS:
         room = Room(1, tokens, hidden, topk)
         memory = torch.zeros(room.num_bytes, dtype=torch.uint8, device="cuda")
         with mock.patch.multiple(torch.distributed, get_rank=lambda _: 0, get_world_size=lambda _: 1):
             layer = Experts(experts, w1, w2, max_tokens=tokens, peer_memory=True)
         layer._peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
-        take(form, monkeypatch)
+        take(form, pytest.MonkeyPatch())  # until this process ends
         for _ in range(2):  # by tensors, then prepared
             layer.decode(x, ids, weights)
         result(model.buffer(tokens), model.tokens(tokens, "cuda"), *model.weights("cuda"))

@@ -459,7 +459,7 @@ class GemmConfig(Config, Output):
         )
         yield (self.sfa == WHOLE) == (self.sfb == WHOLE), "scales of all columns on both sides or on none"
         plain_tiles = work.takes_fine_scales and (work.is_twice or not epilogue.activates) and not epilogue.skips_mid
-        yield (self.parts == 1 or plain_tiles, "no heads, depths or activation if scales are finer than 128 columns")
+        yield (self.parts == 1 or plain_tiles, "no heads, depths or lone activation if scales are below 128 columns")
         yield self.scale_parts == 1 or self.box_scale_rows == self.scale_rows, "one TMA box of A's finer scales"
         yield self.block_n == unit_n == 128 or not self.has_chunks, "128 columns if scales of B cover smaller blocks"
         yield self.run_k_blocks == 1 or not self.folds_parts, "one k-block at a time if its parts may fold"

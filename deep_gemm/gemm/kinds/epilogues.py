@@ -127,7 +127,7 @@ SILU_THEN_ROWS = Epilogue(
 SILU_IN_TURN_THEN_ROWS = replace(
     SILU_THEN_ROWS, gates="gates_in_turn", name="silu in turn, then rows", operands=((E4M3, PER_64, PER_BLOCK),)
 )
-"""`SILU_THEN_ROWS` after SILU, whose scales for 64 columns only the second product has."""
+"""`SILU_THEN_ROWS` with SILU in the first product: A of the second product has scales for 64 columns."""
 SILU_IN_BF16 = Epilogue(
     source="activated", gates="activated", name="silu", kernel="_silu", work=ENDS, operands=((BFLOAT16, None, None),)
 )

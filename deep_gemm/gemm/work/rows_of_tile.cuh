@@ -60,9 +60,9 @@ DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile
 // ---- Loads
 
 DEVICE uint32_t bytes_of_slot(const Tile& tile) {
-  const uint32_t scale_bytes = (kScaleParts - scale_parts_of(tile)) * kScaleRows * 4;
+  const uint32_t no_scales = (kScaleParts - scale_parts_of(tile)) * kScaleRows * 4;  // bytes of scales that A does not have
   return kSlotBytes - (kBlockM - rows_loaded(tile)) * kLineBytes - (tile.is_narrow ? kBlockN - kBoxRowsOfB : 0) * kLineBytes -
-         scale_bytes;
+         no_scales;
 }
 
 struct TileLoad {
