@@ -32,9 +32,8 @@ def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute the products of layers and of mega MoE in one of FORMS, for any number of rows and ranks."""
     many_rows, least_ranks = FORMS[form]
     monkeypatch.setattr(layers, "MANY_ROWS", many_rows)
+    monkeypatch.setattr(rows_twice, "LEAST_RANKS", least_ranks)
     monkeypatch.setattr(mega_by_peers, "LEAST_ROWS", 0)
-    for module in (rows_twice, mega_by_peers):
-        monkeypatch.setattr(module, "LEAST_RANKS", least_ranks)
 
 
 @dataclass(frozen=True)
