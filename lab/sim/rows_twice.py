@@ -112,7 +112,7 @@ class RowsTwiceTrial(Trial):
         routes = torch.randperm(room.slots * self.topk, generator=torch.Generator().manual_seed(self.seed))[:used]
         tokens = routes // self.topk
         first = self.of_tokens(first, tokens)
-        weights = None if first.row_weights is None else torch.full((first.d.shape[0],), torch.nan)
+        weights = None if first.row_weights is None else torch.full((first.d.shape[0],), torch.nan, dtype=torch.float32)
         token_of = torch.full((room.slots * self.topk,), -1, dtype=torch.int32)
         row_of = torch.full((room.slots, self.topk), -1, dtype=torch.int32)
         token_of[:used], row_of.view(-1)[routes] = tokens.int(), torch.arange(used, dtype=torch.int32)

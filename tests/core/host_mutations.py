@@ -359,7 +359,7 @@ SWAPS: list[tuple[str, ...]] = [
     (LAUNCH, '"sfb": p.sfb, "d": p.d}', '"sfb": p.sfb, "d": p.c}', DECODE),
     (LAUNCH, 'majors.a_is_mn)\n    return {"map_a": Mapped(map_a, p.a)', OF_A_BY_B, DENSE),
     (LAUNCH, "Mapped(map_a, p.a, before)", "Mapped(map_a, p.a)", *ROWS),
-    (LAUNCH, "config.scale_parts), p.sfa)", "config.scale_parts), p.sfb)", DENSE, HEADS, *DEPTHS),
+    (LAUNCH, "p.output.scale_parts), p.sfa)", "p.output.scale_parts), p.sfb)", DENSE, HEADS, *DEPTHS),
     (LAUNCH, "scale_parts_of_b), p.sfb)", "scale_parts_of_b), p.sfa)", BY_ROW, "rows by row", "heads by row"),
     (LAUNCH, 'of["sfb"] = p.sfb', 'of["sfb"] = p.sfa', DENSE),
     (LAUNCH, "panel), p.d)}\n    map_d", "panel), p.c)}\n    map_d", DENSE, HEADS),
@@ -374,7 +374,7 @@ SWAPS: list[tuple[str, ...]] = [
     # Maps
     (LAUNCH, "scales_map(p.sfb, config.block_n", "scales_map(p.sfa, config.block_n", BY_ROW, "heads by row"),
     (LAUNCH, "config.box_rows_of_b // config.cluster_m", "config.box_rows_of_b // 2", DENSE),
-    (LAUNCH, "config.box_rows_of_sfa(p.m), config.scale_parts)", "config.box_rows_of_sfa(p.m), 1)", "rows by 64"),
+    (LAUNCH, "config.box_rows_of_sfa(p.m), p.output.scale_parts)", "config.box_rows_of_sfa(p.m), 1)", "rows by 64"),
     ("gemm.config.decode", "min(self.block_tokens, m) * self", "self.block_tokens * self", DECODE),
     ("gemm.config.decode", "self.slot_blocks + min", "1 + min", "decode of FP4"),
     # Into heads

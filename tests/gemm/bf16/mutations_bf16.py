@@ -62,7 +62,7 @@ _OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.c
 _OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
 _GEMM, _ONCE, _STORE = "fp8_gemm.cuh", "epilogue/split_once.cuh", "epilogue/store.cuh"
 _PARTS, _TILE, _OF_TILE, _COUNTED = "work/k_parts.cuh", "tile.cuh", "work/rows_of_tile.cuh", "work/k_counted.cuh"
-_ACTIVATED, _SILU_PARAMS = "epilogue/activated.cuh", "work/rows_silu_params.cuh"
+_ACTIVATED, _GATES = "epilogue/activated.cuh", "params.cuh"
 _LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
 
 MUTATIONS = [
@@ -167,6 +167,6 @@ ACTIVATED_MUTATIONS = [
     Mutation("half of the gates", _ACTIVATED, "i < kGateColumns / 2; i += 2", "i < kGateColumns / 4; i += 2"),
     Mutation("stored at the product's columns", _STORE, "(tile.row_n + column_of_unit(unit)) / kColumnsOfValue", "(tile.row_n + column_of_unit(unit))"),
     Mutation("panels of what is left of ups", "epilogue/panels.cuh", "kPanelsPerUnit = kUnitN / kColumnsOfValue /", "kPanelsPerUnit = kUnitN /"),
-    Mutation("gate's rows for up", _SILU_PARAMS, "kGateColumns ? 0 : p.n / 2)", "kGateColumns ? 0 : 0)"),
-    Mutation("turns of gate and up as wide as a tile", _SILU_PARAMS, "column / kTurn * kGateColumns", "column"),
+    Mutation("gate's rows for up", _GATES, "kGateColumns ? 0 : p.n / 2)", "kGateColumns ? 0 : 0)"),
+    Mutation("turns of gate and up as wide as a tile", _GATES, "column / kTurn * kGateColumns", "column"),
 ]  # fmt: skip

@@ -105,7 +105,7 @@ MUTATIONS = [
     Mutation("the flag of the slot before", _CHUNK, "in_first_slot.sfb + stage * kScales + kScalesWritten - 1)", "in_first_slot.sfb + kScalesWritten - 1)"),
     Mutation("a scale for a flag", _CHUNK, "kScalesWritten - 1)", "kScalesWritten - 2)"),
     Mutation("the flag is read before the slot is full", _LOOP, "      if (!is_loaded) wait_until_loaded(ring, at);\n      is_loaded = true;\n", ""),
-    Mutation("what folds is multiplied in parts too", _LOOP, "        continue;\n", ""),
+    Mutation("what folds is multiplied in parts too", _LOOP, "        continue;\n      }\n    }\n    multiply_k_blocks", "      }\n    }\n    multiply_k_blocks"),
     # Read from a slot
     Mutation("B's scales of the first part", _CHUNK, "scale_of_part(part, kScalePartsOfB) * kChunks;", "0;"),
     Mutation("A's scales of the first part", _CHUNK, "scale_of_part(part, kScaleParts) * kScaleRows + ", "", shows_in=PARTS),

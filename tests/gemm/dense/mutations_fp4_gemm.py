@@ -156,7 +156,7 @@ MUTATIONS = [
     Mutation("the rows of all warps in one place", _OPERAND, "slot.b + row * kLineBytes", "slot.b"),
     Mutation("the rows of warps close to each other", _OPERAND, "slot.b + row * kLineBytes", "slot.b + row * kLoadedLineBytesOfB"),
     Mutation("the first rows for all warps", _OPERAND, "                                                        tile.row_n + row,", "tile.row_n,"),
-    Mutation("the first scales in both boxes", _OF_TILE, "tile.row_m - skipped_scales(tile) + row, k_block", "tile.row_m - skipped_scales(tile), k_block", shows_in=TALL_IDS),
+    Mutation("the first scales in both boxes", _OF_TILE, "tile.row_m - skipped_scales(tile) + row,\n", "tile.row_m - skipped_scales(tile),\n", shows_in=TALL_IDS),
     Mutation("both boxes of scales in one place", _OF_TILE, "slot.scales + row, tile.row_m - skipped", "slot.scales, tile.row_m - skipped", shows_in=TALL_IDS),
     Mutation("a short tile keeps its slots", _LOOP, "is_part) return release(ring, slots[0], ptx::lane_index());", "is_part) return;", shows_in=TALL_IDS),
     Mutation("whole tiles are short", _LOOP, "i == kUnitsOfPart && is_part)", "i == kUnitsOfPart)", shows_in=TALL_IDS),

@@ -42,7 +42,7 @@ TRIALS = [
 ]
 
 _SILU, _HALVES, _BLOCKS = "epilogue/silu.cuh", "scales/by_halves.cuh", "scales/blocks_of_b.cuh"
-_TURN, _APART, _PARAMS = "epilogue/gates_in_turn.cuh", "epilogue/gates_apart.cuh", "work/rows_silu_params.cuh"
+_TURN, _APART, _PARAMS = "epilogue/gates_in_turn.cuh", "epilogue/gates_apart.cuh", "params.cuh"
 _OF_TILE, _MAINLOOP, _TILE = "work/rows_of_tile.cuh", "mainloop.cuh", "tile.cuh"
 _GATE = "const float gate = ptx::min_nan(total[at], limit), up = ptx::min_magnitude(total[at + 4], limit);"
 _WEIGHT = "a.row_weights != nullptr && is_there ? ptx::ld_global_f32(a.row_weights + row) : 1.f;"
@@ -53,8 +53,8 @@ MUTATIONS = [
     Mutation("scales of up where those of twice as many columns would be", _HALVES, "(n / 256)", "(n / 128)", shows_in=USUAL),
     Mutation("scales of columns as they follow each other", _HALVES, "(row_n / 256)", "(row_n / 128)", shows_in=USUAL),
     Mutation("scales of the first columns", _HALVES, "(row_n / 256)", "(0)", shows_in=USUAL),
-    Mutation("gate and up exchanged in the promotion", _HALVES, "scales[column / kGateColumns % 2]", "scales[1 - column / kGateColumns % 2]", shows_in=USUAL),
-    Mutation("gate and up in turns of 16", _HALVES, "column / kGateColumns % 2", "column / (2 * kGateColumns) % 2", shows_in=USUAL),
+    Mutation("gate and up exchanged in the promotion", _HALVES, "scales[column / chunk % 2]", "scales[1 - column / chunk % 2]", shows_in=USUAL),
+    Mutation("gate and up in turns of 16", _HALVES, "column / chunk % 2", "column / (2 * kGateColumns) % 2", shows_in=USUAL),
     # Gates and ups
     Mutation("up for gate", _TURN, _GATE, _GATE.replace("total[at],", "total[at + 4],").replace("total[at + 4], limit);", "total[at], limit);"), shows_in=USUAL),
     Mutation("gate alone", _TURN, "total[at + 4]", "total[at]", shows_in=USUAL),
@@ -124,7 +124,7 @@ MUTATIONS = [
     Mutation("the second half by the scales of the first", _BLOCKS, "part * kScaleRows + ", "", shows_in=SECOND),
     Mutation("halves by each other's scales", _BLOCKS, "part * kScaleRows + ", "(1 - part) * kScaleRows + ", shows_in=SECOND),
     Mutation("each half loads both halves' scales", _BLOCKS, "    if (part_of_piece<kOfUnit>(piece) > 0) return;\n", "", shows_in=SECOND),
-    Mutation("scales of the k-block's half number", _OF_TILE, "k_block * kScaleParts,", "k_block,", shows_in=SECOND),
+    Mutation("scales of the k-block's half number", _OF_TILE, "k_block * scale_parts_of(tile)", "k_block", shows_in=SECOND),
     Mutation("the first half twice", _MAINLOOP, "part_of_piece<kOfUnit>(piece) * (kBlockK / kOfUnit / 16);", "0;", shows_in=SECOND),
     Mutation("the second half begins within the first", _MAINLOOP, "(kBlockK / kOfUnit / 16);", "(kBlockK / kOfUnit / 32);", shows_in=SECOND),
     Mutation("halves as deep as a block", _MAINLOOP, "k < kBlockK / kOfUnit; k += 32", "k < kBlockK; k += 32", shows_in=SECOND),
