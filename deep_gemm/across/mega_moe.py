@@ -57,8 +57,8 @@ class SM90SymmBuffer:
     - `topk_weights`: FP32 `[T, topk]`.
 
     T is `num_max_tokens_per_rank`. `l1_acts`, `l1_acts_sf`, `l2_acts` and `l2_acts_sf` have a row for every route of
-    every rank, in case all experts are here. The products may read them, or other memory, and what a call leaves in
-    them is undefined. (With FP4 weights the first half of `l2_acts_sf` holds scales for 128 columns.)
+    every rank, in case all experts are here. The products may read them, or other memory, and their contents are
+    undefined after a call. (With FP4 weights the first half of `l2_acts_sf` holds scales for 128 columns.)
     """
 
     x: Tensor

@@ -24,8 +24,8 @@ struct Product {
   uint32_t words;  // the sides whose scales are words of UE8M0: see types.cuh
 };
 
-// The row of B for a column of a product that is activated, in which kGateColumns of gate and kGateColumns of up alternate.
-// B's rows alternate in the same way if kGateColumns is 8; if it is larger, all rows of gate come first.
+// The row of B for a column of a product that is activated: kGateColumns of gate and kGateColumns of up alternate there. B's
+// rows alternate in the same way if kGateColumns is 8; if it is larger, all rows of gate come first.
 DEVICE uint32_t row_of_gates(const Product& p, uint32_t column) {
   if constexpr (kGateColumns == 8) return column;
   constexpr uint32_t kTurn = 2 * kGateColumns;

@@ -134,7 +134,7 @@ def test_it_is_made_of_products_of_casts(tokens: int, dtype: torch.dtype, limit:
     x, grad = numbers(tokens, HIDDEN, dtype=dtype), numbers(tokens, HIDDEN, dtype=dtype, seed=3)
     got, right = trained(layer, x, ids, weights, grad), of_casts(layer, x, ids, weights, grad)
     for name, mine, its in zip(NAMES, got, right, strict=True):
-        # The layer and `of_casts` round few numbers to BF16 or FP8 in different directions, and these are small.
+        # The layer and `of_casts` round few numbers, all small, to BF16 or FP8 in different directions.
         assert error(mine, its) < 4e-3, name
 
 

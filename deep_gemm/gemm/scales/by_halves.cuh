@@ -18,6 +18,6 @@ struct TileScales : BlockScales<2> {
   DEVICE float at_column(const float (&scales)[2], uint32_t column, uint32_t chunk) const { return scales[column / chunk % 2]; }
 };
 
-// K-blocks in parts are those of a product without gates (work/rows_twice.cuh): a tile then has two blocks of B, in a row.
+// A product whose k-blocks have parts has no gates (work/rows_twice.cuh): its tile is in two neighbouring blocks of B.
 template <uint32_t kCount, uint32_t kPieces, uint32_t kOfUnit>
 using RunScales = RunBlockScales<TileScales, 2, kOfUnit == 1 ? kGateColumns : 128, kCount, kPieces, kOfUnit>;
