@@ -161,11 +161,11 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
     most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
     for m in every_m(most):
         in_bf16 = configs_in_bf16(weight, m, gpu, by_ends=True) if weight.is_bf16 else None
-        yield from (job_of(kernel_of(config), config) for config in in_bf16 or across_configs(weight, m, gpu))
+        yield from (job_of(kernel_of(config), config) for config in in_bf16 or across_configs(weight, m, ranks, gpu))
 
 
-def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
-    """List the configurations that experts across the GPUs of a node run for m rows."""
+def across_configs(weight: Weight, m: int, ranks: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
+    """List the configurations that experts across the `ranks` GPUs of a node run for m rows."""
     outputs, depths = [_plain(weight, ENDS)], [weight.k]
     if m < MANY_ROWS or weight.is_fp4:  # needed for few rows with scales of tensors, and for FP4 with FP32 scales
         outputs.append(_plain(weight, IDS))
@@ -177,7 +177,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
         outputs += [Output(work=ENDS, epilogue=SILU)] + [ACTIVATED] * (m >= MANY_ROWS)
-    is_twice = m >= MANY_ROWS and _may_activate(weight)
+    is_twice = m >= MANY_ROWS and ranks >= rows_twice.LEAST_RANKS and _may_activate(weight)
     both = [rows_twice.config_for(weight.k, weight.n // 2, each) for each in rows_twice.SHARE if is_twice]
     return both + [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 

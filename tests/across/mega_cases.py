@@ -25,7 +25,7 @@ Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
 """FP8 values, the values' scales, and the expert and weight of each route."""
 
 FORMS = {"apart": (10**6, MAX_RANKS + 1), "in the product": (1, MAX_RANKS + 1), "by one kernel": (1, 1)}
-"""Where a layer's rows are activated: from how many rows on by a product, and from how many ranks on by one kernel."""
+"""Forms of products: the fewest rows that a product activates, and the fewest ranks that take one kernel for both."""
 
 
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from helpers import inside_of_an_element, misaligned, same_bits, some
 from mega_cases import Model, Tokens, fill, part, result, take, transformed
 from mega_cases import call as call_mega
 from rank_threads import Ranks
+from test_distributed_decode import ALL, TWICE
 from test_distributed_decode import counts as times
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -32,8 +33,6 @@ from deep_gemm.gemm.api.grouped import product_of_stacked_rows
 from deep_gemm.moe import route_rows
 
 MODEL, MOST = Model(hidden=256, inter=128, num_experts=6, topk=3), 128
-ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
-TWICE = [*ALL[:2], "fp8_gemm_rows", *ALL[-2:]]
 
 
 @pytest.fixture

@@ -143,12 +143,15 @@ def test_products_across_gpus_are_those_of_all_ranks_rows() -> None:
     for weight in MODELS["deepseek-v3"].weights(1, 4):
         for _ in range(30 if weight.groups == "ids" else 0):
             m = draw.choice((draw.randint(1, 4000), draw.randint(1, 4 * 3000 * weight.rows_per_token)))
-            for config in precompile.across_configs(weight, m, H200):
+            for config in precompile.across_configs(weight, m, 4, H200):
                 assert config in made, (weight, m)
                 if isinstance(config, GemmConfig):
                     of_d = config.epilogue
                     seen.add((of_d.gates_apart, of_d.has_row_addresses, config.scale_parts))
     assert {(True, False, 1), (False, False, 1), (False, True, 1), (False, True, 2)} <= seen
+    assert any(config.work.is_twice for config in made if isinstance(config, GemmConfig))
+    of_two = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", ep=2, max_tokens=3000, gpu="H200")}
+    assert not any(config.work.is_twice for config in of_two if isinstance(config, GemmConfig)), "two take two kernels"
     fp4 = [job for _, job in precompile.jobs_of_model("deepseek-v4-flash", ep=4, max_tokens=3000, gpu="H200")]
     of_fp8_gemm = [job for job in fp4 if "grouped_contiguous" in job.kernel and "fp4" in job.name]
     assert {job.config.epilogue.has_row_addresses for job in of_fp8_gemm} == {False, True}

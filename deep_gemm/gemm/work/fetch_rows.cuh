@@ -1,4 +1,4 @@
-// Fetches rows of the first product of work/rows_twice.cuh from the rooms of the ranks into a ring like that of the middle.
+// Fetches rows of the first product of work/rows_twice.cuh from the rooms of the ranks into a ring like the ring of the middle.
 //
 //   finding warp       claims kRowsOfUnit rows; while it deals tiles: whole[b - slots] --acquire--> the slot is free
 //                      room --> slot, fence, release --> fetched[b]
