@@ -178,7 +178,7 @@ def across_configs(weight: Weight, m: int, ranks: int, gpu: Gpu) -> list[GemmCon
     elif _may_activate(weight):
         outputs += [Output(work=ENDS, epilogue=SILU)] + [ACTIVATED] * (m >= MANY_ROWS)
     is_twice = m >= MANY_ROWS and ranks >= rows_twice.LEAST_RANKS and _may_activate(weight)
-    both = [rows_twice.config_for(weight.k, weight.n // 2, each) for each in rows_twice.SHARE if is_twice]
+    both = [rows_twice.config_for(weight.k, weight.n // 2, each) for each in rows_twice.OUTPUTS if is_twice]
     return both + [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 

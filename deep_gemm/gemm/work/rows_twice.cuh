@@ -65,7 +65,8 @@ struct Params : Product {
   uint32_t blocks;             // the most blocks that rows may have
   uint32_t slots;              // blocks that a ring has room for: a power of two
   uint32_t lag;                // tiles of the first product that all CTAs may claim: tiles of the first `slots` blocks
-  uint32_t first_ctas;         // CTAs that take the first product as long as it has tiles
+  uint32_t first_ctas;         // the most CTAs that take the first product as long as it has tiles
+  uint32_t first_work, second_work;  // times of a block's tiles in both products, in any unit
 };
 
 DEVICE uint32_t* count_of(const Params& p, Of of, uint32_t block) {
@@ -172,7 +173,7 @@ struct Tiles {
     Unit unit{};
     bool has_tiles = true;
     for (bool has_rows = true; has_rows; has_rows = claim_or_fetch(unit))
-      if (has_tiles && storage.queue.is_free(number + ahead)) has_tiles = deal_next();
+      while (has_tiles && storage.queue.is_free(number + ahead)) has_tiles = deal_next();
     while (has_tiles) storage.queue.wait_until_free(number + ahead), has_tiles = deal_next();
     leave_zeros(p);
   }
@@ -243,8 +244,20 @@ struct Tiles {
 
   // CTAs of both roles take turns, so that both run if few do: CTA 0 has the first role, CTA 1 the second.
   DEVICE bool is_of_second_role() const {
-    const uint32_t ctas = ptx::grid_size(), of_second = ctas - p.first_ctas;
-    return (ptx::block_index() * of_second + p.first_ctas - 1) % ctas >= p.first_ctas;
+    const uint32_t ctas = ptx::grid_size(), of_first = ctas_of_first_role(), of_second = ctas - of_first;
+    return (ptx::block_index() * of_second + of_first - 1) % ctas >= of_first;
+  }
+
+  // So many that the first product ends when the second is a ring behind: more of them would wait for slots.
+  DEVICE uint32_t ctas_of_first_role() const {
+    Stretches stretches(storage.queue.window);
+    FoundTile none{};
+    stretches.find(p.groups, 1, ~0u, none);
+    const uint32_t blocks = stretches.tiles_before, ring = p.slots - kRasterGroup;
+    const float first = static_cast<float>(p.first_work) * blocks;
+    const float second = blocks > ring ? static_cast<float>(p.second_work) * (blocks - ring) : 0.f;
+    const uint32_t wanted = blocks == 0 ? 1 : static_cast<uint32_t>(ptx::grid_size() * first / (first + second));
+    return wanted > p.first_ctas ? p.first_ctas : wanted > 0 ? wanted : 1;
   }
 
   // Searches from the first group each time: there is time, and no register to remember where either product is.
