@@ -46,10 +46,8 @@ SLOTS = 64
 LAG = 132
 """Tiles of the first product that all CTAs may claim: one for each SM."""
 OUTPUTS = OUTPUT, OUTPUT_IN_TURN
-MOST_SHARE = 0.75
+SHARE = 0.75
 """The most of the CTAs that take the first product while it has tiles: results then leave before its end."""
-K_BLOCK, K_BLOCK_IN_PARTS, END = 1.0, 1.22, 1.4
-"""Times of a tile's k-block, of one that is promoted in parts, and of a tile's end, fitted to products on an H200."""
 
 
 @lru_cache(maxsize=256)
@@ -114,13 +112,6 @@ def rooms_of(node: Node, rows: ExpertRows, first: Problem, addresses: Tensor) ->
     return {**{f"rooms.{name}": value for name, value in values.items()}, **node.meeting(Way.THERE)}
 
 
-def works(first: Problem, second: Problem) -> tuple[int, ...]:
-    """Estimate the times of a block of rows in both products, in hundredths of a k-block's."""
-    of_blocks = K_BLOCK, K_BLOCK if second.output.scale_parts == 1 else K_BLOCK_IN_PARTS
-    both = zip((first, second), of_blocks, strict=True)
-    return tuple(round(100 * ceil_div(p.n, BLOCK_N) * (ceil_div(p.k, BLOCK_K) * each + END)) for p, each in both)
-
-
 def start(
     first: Problem,
     second: Problem,
@@ -128,6 +119,7 @@ def start(
     counts: Tensor,
     lag: int,
     num_sms: int,
+    share: float,
     rooms: dict[str, Any],
 ) -> None:
     """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros.
@@ -144,9 +136,7 @@ def start(
         lag = min(lag, (slots - config.raster_group + 1) * ceil_div(first.n, config.block_n))
     names = {each.name for each in params_of(config).fields}
     of_rooms = (name.rpartition(".")[2] for name in rooms if name != "meeting.limit")  # activations have a limit too
-    own = dict.fromkeys(
-        ("blocks", "slots", "lag", "first_ctas", "first_work", "second_work", "second_sfb_stride", *of_rooms), 0
-    )
+    own = dict.fromkeys(("blocks", "slots", "lag", "first_ctas", "second_sfb_stride", *of_rooms), 0)
     of_second = {f"second.{name}": value for name, value in launch.values_of(second, config, **own).items()}
     values = {
         **launch.values_of(first, config, **own),
@@ -156,8 +146,7 @@ def start(
         "blocks": (counts.numel() - COUNTS) // COUNTS_OF_BLOCK,
         "slots": slots,
         "lag": lag,
-        "first_ctas": max(1, min(round(MOST_SHARE * ctas), ctas - 1)),
-        **dict(zip(("first_work", "second_work"), works(first, second), strict=True)),
+        "first_ctas": max(1, min(round(share * ctas), ctas - 1)),
         "groups.rows": second.d.shape[0],
         **rooms,
     }
@@ -175,4 +164,4 @@ def run(node: Node, rows: ExpertRows, w1: Operand, w2: Operand, limit: float | N
     first, second = problems(output, a, w1, middle, w2, rows.ends, addresses, limit)
     config = config_for(first.k, second.k, output)
     first, second = launch.prepared(first, config), launch.prepared(second, config)
-    start(first, second, config, node.counts, LAG, num_sms, rooms_of(node, rows, first, addresses))
+    start(first, second, config, node.counts, LAG, num_sms, SHARE, rooms_of(node, rows, first, addresses))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -142,10 +141,9 @@ class RowsTwiceTrial(Trial):
             a=at["d"], sfa=at["scales"], b=at["b of second"], sfb=at["sfb of second"], c=at["c"], d=at["addresses"]
         )
         places = rows_twice.rooms_of(node, rows, placed, at["addresses"])
-        works = round(100 * self.share), round(100 * (1 - self.share))
-        with stage.launches({FP8_GEMM: kernel}), mock.patch.object(rows_twice, "works", lambda *_: works):
+        with stage.launches({FP8_GEMM: kernel}):
             ctas = stage.num_sms + self.late_ctas
-            rows_twice.start(placed, of_second, self.config, at["counts"], self.lag, ctas, places)
+            rows_twice.start(placed, of_second, self.config, at["counts"], self.lag, ctas, self.share, places)
         result = stage.result()
         found = torch.cat([self.in_room(result.buffers[f"room {rank}"]) for rank in range(2)])
         is_used = torch.zeros(len(found), dtype=torch.bool)

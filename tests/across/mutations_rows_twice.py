@@ -20,6 +20,7 @@ TRIALS = [
     RowsTwiceTrial(LOW, (400,), 3, "slow_warps", hidden=2048, num_sms=8, slots=1),
     RowsTwiceTrial(LOW, (300, 70, 0, 129, 1), 3, hidden=512, num_sms=5, share=1.0, lag=4, slots=1),
     RowsTwiceTrial(HIGH, (1300, 5), 9, num_sms=2, slots=1),
+    RowsTwiceTrial(HIGH, (1300, 5), 3, "slow_cta", hidden=512, num_sms=3, lag=4, slots=1),
     RowsTwiceTrial(HIGH, (70, 5), 7, num_sms=2, is_met=False),
     RowsTwiceTrial(HIGH, (7,), 8, hidden=4352, num_sms=1),
     RowsTwiceTrial(TURN, (130, 65), 9, num_sms=2, limit=0.5),
