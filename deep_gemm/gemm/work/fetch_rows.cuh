@@ -29,12 +29,15 @@ constexpr uint32_t kUnitsOfBand = kRasterGroup * kUnitsOfBlock;
 // Shared memory of a warp's copies in flight: these columns of these rows of a unit.
 constexpr uint32_t kStagedRows = 2, kStagedColumns = 4096, kStagingBytes = kStagedRows * kStagedColumns;
 
-// The rows of a unit: `rows` rows of a block, from `row` on, which are copied to the ring from `row_of_ring` on.
+// The rows of a unit: `rows` rows of a block, from `row` on, which are copied to the ring from `row_of_ring` on. While they are
+// fetched, kStagedColumns from `staged_column` on, of kStagedRows from `staged_row` on, are on their way.
 struct Unit {
   uint32_t row, rows, row_of_ring, block;
+  bool is_begun = false;
+  uint32_t token = 0, staged_row = 0, staged_column = 0;  // `token` is of the row of this lane
 };
 
-// Fetches rows; a whole warp calls it. Each lane reads only the bytes of `staging` that it copied there.
+// Fetches rows in steps; a whole warp calls it. Each lane reads only the bytes of `staging` that it copied there.
 struct Fetch {
   const Rooms& rooms;
   const Meeting& meeting;
@@ -45,27 +48,36 @@ struct Fetch {
     return meeting.rooms[token / rooms.max_tokens] + uint64_t{token % rooms.max_tokens} * rooms.row_bytes;
   }
 
-  // Fetches a unit, and stores its results' addresses. Links answer late, so the first columns are on their way meanwhile.
+  // Fetches the next part of a unit; false after the last part.
+  DEVICE bool step(Unit& unit) const {
+    unit.is_begun = unit.is_begun ? go_on(unit) : begin(unit);
+    return unit.is_begun;
+  }
+
+  // Stores the results' addresses. Links answer late, so the first columns are on their way meanwhile.
   // If another rank did not come in time, it may have changed ids while rows got tokens: then a row's token may be undefined.
-  DEVICE void run(const Unit& unit) const {
+  DEVICE bool begin(Unit& unit) const {
     const uint32_t lane = ptx::lane_index();
-    const uint32_t token = lane < unit.rows ? static_cast<uint32_t>(ptx::ld_global_i32(rooms.token_of + unit.row + lane)) : 0;
+    unit.token = lane < unit.rows ? static_cast<uint32_t>(ptx::ld_global_i32(rooms.token_of + unit.row + lane)) : 0;
     const bool is_met = is_whole(meeting);
     if (!is_met) {
       if (lane < unit.rows) ptx::st_global_v2_b32(rooms.addresses + unit.row + lane, 0, 0);
-      return;
+      return false;
     }
-    bring(unit, token, 0, 0);
-    say_where(unit, ptx::shfl_sync(token, lane / kLanesOfRow));
-    copy_scales(unit, token);
-    uint32_t row = 0, column = 0;
-    while (true) {
-      put(unit, row, column);
-      column += kStagedColumns;
-      if (column >= hidden) column = 0, row += kStagedRows;
-      if (row >= unit.rows) break;
-      bring(unit, token, row, column);
-    }
+    unit.staged_row = unit.staged_column = 0;
+    bring(unit);
+    say_where(unit, ptx::shfl_sync(unit.token, lane / kLanesOfRow));
+    copy_scales(unit);
+    return true;
+  }
+
+  DEVICE bool go_on(Unit& unit) const {
+    put(unit);
+    unit.staged_column += kStagedColumns;
+    if (unit.staged_column >= hidden) unit.staged_column = 0, unit.staged_row += kStagedRows;
+    if (unit.staged_row >= unit.rows) return false;
+    bring(unit);
+    return true;
   }
 
   // Stores the address of a row's result, and the row's weight; the lane that finds the row's route does it.
@@ -85,14 +97,14 @@ struct Fetch {
   }
 
   // Copies scales. A lane copies the scales of a block of columns, for all rows of the unit.
-  DEVICE void copy_scales(const Unit& unit, uint32_t token) const {
+  DEVICE void copy_scales(const Unit& unit) const {
     const uint32_t blocks = ceil_div(hidden, 128);
 #pragma unroll 1
     for (uint32_t block = ptx::lane_index(); block - ptx::lane_index() < blocks; block += 32) {
       float scales[kRowsOfUnit];
 #pragma unroll
       for (uint32_t i = 0; i < kRowsOfUnit; ++i) {
-        const uint8_t* const row = room_row(ptx::shfl_sync(token, i));
+        const uint8_t* const row = room_row(ptx::shfl_sync(unit.token, i));
         scales[i] = i < unit.rows && block < blocks ? ptx::ld_global_f32(row + rooms.scales_at + block * 4) : 0;
       }
       if (block < blocks)
@@ -110,20 +122,20 @@ struct Fetch {
         if (first_column + column < hidden) use(staging + staged_row * kStagedColumns + column, first_column + column);
   }
 
-  DEVICE void bring(const Unit& unit, uint32_t token, uint32_t first_row, uint32_t first_column) const {
+  DEVICE void bring(const Unit& unit) const {
 #pragma unroll 1
-    for (uint32_t i = 0; i < kStagedRows && first_row + i < unit.rows; ++i) {
-      const uint8_t* const from = room_row(ptx::shfl_sync(token, first_row + i));
-      for_pieces(i, first_column, [&](uint8_t* staged, uint32_t column) { ptx::cp_async_16(staged, from + column); });
+    for (uint32_t i = 0; i < kStagedRows && unit.staged_row + i < unit.rows; ++i) {
+      const uint8_t* const from = room_row(ptx::shfl_sync(unit.token, unit.staged_row + i));
+      for_pieces(i, unit.staged_column, [&](uint8_t* staged, uint32_t column) { ptx::cp_async_16(staged, from + column); });
     }
   }
 
-  DEVICE void put(const Unit& unit, uint32_t first_row, uint32_t first_column) const {
+  DEVICE void put(const Unit& unit) const {
     ptx::cp_async_wait_all();
 #pragma unroll 1
-    for (uint32_t i = 0; i < kStagedRows && first_row + i < unit.rows; ++i) {
-      uint8_t* const to = rooms.values + uint64_t{unit.row_of_ring + first_row + i} * hidden;
-      for_pieces(i, first_column, [&](const uint8_t* staged, uint32_t column) {
+    for (uint32_t i = 0; i < kStagedRows && unit.staged_row + i < unit.rows; ++i) {
+      uint8_t* const to = rooms.values + uint64_t{unit.row_of_ring + unit.staged_row + i} * hidden;
+      for_pieces(i, unit.staged_column, [&](const uint8_t* staged, uint32_t column) {
         const ptx::Uint4 piece = ptx::ld_shared_v4_b32(staged);
         ptx::st_global_v4_b32(to + column, piece.x, piece.y, piece.z, piece.w);
       });

@@ -172,7 +172,7 @@ struct Tiles {
     Unit unit{};
     bool has_tiles = true;
     for (bool has_rows = true; has_rows; has_rows = claim_or_fetch(unit))
-      while (has_tiles && storage.queue.is_free(number + ahead)) has_tiles = deal_next();
+      if (has_tiles && storage.queue.is_free(number + ahead)) has_tiles = deal_next();
     while (has_tiles) storage.queue.wait_until_free(number + ahead), has_tiles = deal_next();
     leave_zeros(p);
   }
@@ -291,33 +291,33 @@ struct Tiles {
     return true;
   }
 
-  DEVICE void fetch(const Unit& unit, uint8_t* staging) const {
-    Fetch{p.rooms, p.meeting, p.k, staging}.run(unit);
+  // Fetches the next part of a unit; false after its last part.
+  DEVICE bool fetch_part(Unit& unit, uint8_t* staging) const {
+    if (Fetch{p.rooms, p.meeting, p.k, staging}.step(unit)) return true;
     ptx::syncwarp();  // all lanes have stored
     if (ptx::lane_index() == 0) {
       ptx::fence_proxy_async_global();
       ptx::red_release_gpu_add_b32(count_of(p, Of::kFetched, unit.block), 1);
     }
+    return false;
   }
 
   // Called by a storing warp before its tiles: fetches rows of the first band, whose slots are new. Its tiles need them anyway.
   DEVICE void fetch_first_band(uint8_t* staging) const {
     Unit unit{};
     for (uint32_t wanted; (wanted = claim(Next::kRowsOfAll)) < kUnitsOfBand && find_unit(unit, wanted);)
-      if (unit.rows > 0) fetch(unit, staging);
+      while (unit.rows > 0 && fetch_part(unit, staging)) continue;
   }
 
-  // Called by the finding warp: claims a unit if it has none, else fetches it if its slot is free; false after the last row.
+  // Called by the finding warp: claims a unit if it has none, else fetches a part if its slot is free; false after the last row.
   DEVICE bool claim_or_fetch(Unit& unit) {
-    if (unit.rows == 0 && !claim_unit(unit)) return false;
-    if (unit.rows == 0) return true;
-    if (unit.block >= p.slots) {
+    if (unit.rows == 0) return claim_unit(unit);
+    if (unit.block >= p.slots && !unit.is_begun) {
       const uint32_t* const whole = count_of(p, Of::kWhole, unit.block - p.slots);
       const uint32_t needed = ceil_div(p.n, kBlockN) * kPartsOfTile;
       if (!ptx::all_sync(ptx::lane_index() != 0 || ptx::ld_acquire_gpu_b32(whole) >= needed)) return true;
     }
-    fetch(unit, storage.staging);
-    unit.rows = 0;
+    if (!fetch_part(unit, storage.staging)) unit.rows = 0;
     return true;
   }
 
