@@ -107,7 +107,7 @@ def _decoded(
     x = x if w1[1] is not None or x.dtype == torch.bfloat16 else x.to(torch.bfloat16)
     post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
-    if _is_one_kernel(node, ids.numel(), w1, w2):
+    if _is_one_kernel(ids.numel(), w1, w2):
         rows_twice.run(node, rows, *cast("tuple[Operand, Operand]", (w1, w2)), limit)
     else:
         _multiply(rows, w1, w2, node, limit)
@@ -117,11 +117,10 @@ def _decoded(
     return made if out is None else None
 
 
-def _is_one_kernel(node: Node, rows: int, w1: Rows, w2: Rows) -> bool:
+def _is_one_kernel(rows: int, w1: Rows, w2: Rows) -> bool:
     """Tell whether one kernel computes both products: both weights are FP8, and the first product activates."""
-    if w1[1] is None or is_packed(w1) or is_packed(w2) or node.room.ranks < rows_twice.LEAST_RANKS:
-        return False
-    return activates_in_product(rows, w1[0].shape[1] // 2)
+    is_fp8 = w1[1] is not None and not (is_packed(w1) or is_packed(w2))
+    return is_fp8 and activates_in_product(rows, w1[0].shape[1] // 2)
 
 
 def _multiply(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:

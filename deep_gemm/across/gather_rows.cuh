@@ -35,30 +35,6 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "GatherRowsConfig.shared_bytes and SharedStorage differ");
 
-// ---- Addresses of tokens' rows, and of routes' results, in the rooms of the ranks
-
-// Returns the address of a slot's row. Slots number the tokens of all ranks, `max_tokens` for each rank.
-DEVICE const uint8_t* row_of_slot(const Meeting& m, uint32_t slot, uint32_t max_tokens, uint32_t row_bytes) {
-  return m.rooms[slot / max_tokens] + uint64_t{slot % max_tokens} * row_bytes;
-}
-
-// Returns the address of a slot's route's result. `results`: offset in a room of BF16 [max_tokens, topk, columns].
-DEVICE uint64_t place_of_result(const Meeting& m, uint32_t slot, uint32_t route, uint32_t max_tokens, uint32_t topk,
-                                uint32_t columns, uint64_t results) {
-  const uint64_t place = (uint64_t{slot % max_tokens} * topk + route) * columns * 2;
-  return reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens]) + results + place;
-}
-
-DEVICE void store_address(uint64_t* to, uint64_t address) {
-  ptx::st_global_v2_b32(to, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
-}
-
-// If another rank did not come in time, rows are useless and no room is touched: addresses of 0 discard the results. Called
-// by `threads` threads; this thread has number `thread`.
-DEVICE void send_nowhere(uint64_t* addresses, uint32_t rows, uint32_t thread, uint32_t threads) {
-  for (uint32_t row = thread; row < rows; row += threads) store_address(addresses + row, 0);
-}
-
 // ---- Rows, and where they go
 
 DEVICE const uint8_t* slot_at(const GatherRowsParams& p, uint32_t slot) {
@@ -125,8 +101,11 @@ KERNEL(kNumThreads, kCtasPerSm) gather_rows(GRID_CONSTANT GatherRowsParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
-  if (p.addresses != nullptr && !is_whole(p.meeting))
-    return send_nowhere(p.addresses, p.rows, ptx::block_index() * kNumThreads + ptx::thread_index(), ptx::grid_size() * kNumThreads);
+  if (p.addresses != nullptr && !is_whole(p.meeting)) {  // rows are useless, and no room is touched: results go nowhere
+    const uint32_t thread = ptx::block_index() * kNumThreads + ptx::thread_index();
+    for (uint32_t row = thread; row < p.rows; row += ptx::grid_size() * kNumThreads) store_address(p.addresses + row, 0);
+    return;
+  }
   const uint32_t stretches = ceil_div(p.hidden, kColumns), of_values = ceil_div(p.num_slots * stretches, kWarps);
   if (ptx::block_index() >= of_values) return lay_scales(p, shared, (ptx::block_index() - of_values) * kRows);
   const uint32_t unit = ptx::block_index() * kWarps + ptx::warp_index(), slot = unit / stretches;

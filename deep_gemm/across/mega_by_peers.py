@@ -43,9 +43,9 @@ from .mega_check import MegaProblem, MegaSizes, MegaTensors, mega_problem
 
 SECONDS = 30.0
 """The time that a GPU waits for another GPU, in seconds."""
-LEAST_ROWS = 64
-"""One kernel computes both products if each expert may expect this many rows: with even routes, and `max_tokens` tokens
-on each rank. With fewer rows the kernel saves no time (performance_log.md, 2026-11-30)."""
+LEAST_RANKS, LEAST_ROWS = 4, 64
+"""One kernel computes both products on this many ranks if each expert may expect this many rows: with even routes, and
+`max_tokens` tokens on each rank. With fewer of either the kernel saves no time (performance_log.md, 2026-11-30)."""
 
 
 def room_of(sizes: MegaSizes) -> Room:
@@ -109,7 +109,7 @@ def _answer(
         filled = p.tensors
         post_rows.run(filled.x, filled.topk_idx, filled.topk_weights, result_of, node, filled.x_sf)
         rows = stack_routes(ids, node.experts)
-        if not is_fp4 and sizes.ranks >= rows_twice.LEAST_RANKS and sizes.rows >= LEAST_ROWS * sizes.num_experts:
+        if not is_fp4 and sizes.ranks >= LEAST_RANKS and sizes.rows >= LEAST_ROWS * sizes.num_experts:
             rows_twice.run(node, rows, p.l1, p.l2, p.limit, rows_twice.OUTPUT_IN_TURN)
         else:
             _multiply(p, rows, node, is_fp4)

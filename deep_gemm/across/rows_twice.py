@@ -39,8 +39,6 @@ OUTPUT_IN_TURN = Output(work=TWICE, epilogue=SILU_IN_TURN_THEN_ROWS, sfa=PER_64)
 BLOCK_M, BLOCK_N = 128, 256
 COUNTS, COUNTS_OF_BLOCK = 6, 3
 """Words of `Counts` in gemm/work/rows_twice.cuh, and words of counts for each block."""
-LEAST_RANKS = 4
-"""One kernel computes both products on at least this many ranks. On two H200 two kernels were as fast, or faster."""
 SLOTS = 64
 """The most blocks of a ring."""
 LAG = 132

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..across import rows_to_addresses, rows_twice
+from ..across import mega_by_peers, rows_to_addresses, rows_twice
 from ..across.mega_check import TOKEN_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.numbers import integers_from
@@ -176,9 +176,10 @@ def across_configs(weight: Weight, m: int, ranks: int, gpu: Gpu) -> list[GemmCon
     elif not weight.is_gated and not weight.has_row_scales:
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
-        outputs += [Output(work=ENDS, epilogue=SILU)] + [ACTIVATED] * (m >= MANY_ROWS)
-    is_twice = m >= MANY_ROWS and ranks >= rows_twice.LEAST_RANKS and _may_activate(weight)
-    both = [rows_twice.config_for(weight.k, weight.n // 2, each) for each in rows_twice.OUTPUTS if is_twice]
+        outputs.append(Output(work=ENDS, epilogue=SILU))
+    of_both = rows_twice.OUTPUTS if ranks >= mega_by_peers.LEAST_RANKS else rows_twice.OUTPUTS[:1]
+    is_twice = m >= MANY_ROWS and _may_activate(weight)
+    both = [rows_twice.config_for(weight.k, weight.n // 2, each) for each in of_both if is_twice]
     return both + [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 

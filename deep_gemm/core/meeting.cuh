@@ -67,3 +67,21 @@ DEVICE void meet(const Meeting& m, MeetingStorage& shared) {
     return;
   }
 }
+
+// ---- Addresses of tokens' rows, and of routes' results, in the rooms of the ranks
+
+// Returns the address of a slot's row. Slots number the tokens of all ranks, `max_tokens` for each rank.
+DEVICE const uint8_t* row_of_slot(const Meeting& m, uint32_t slot, uint32_t max_tokens, uint32_t row_bytes) {
+  return m.rooms[slot / max_tokens] + uint64_t{slot % max_tokens} * row_bytes;
+}
+
+// Returns the address of a slot's route's result. `results`: offset in a room of BF16 [max_tokens, topk, columns].
+DEVICE uint64_t place_of_result(const Meeting& m, uint32_t slot, uint32_t route, uint32_t max_tokens, uint32_t topk,
+                                uint32_t columns, uint64_t results) {
+  const uint64_t place = (uint64_t{slot % max_tokens} * topk + route) * columns * 2;
+  return reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens]) + results + place;
+}
+
+DEVICE void store_address(uint64_t* to, uint64_t address) {
+  ptx::st_global_v2_b32(to, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
+}

@@ -12,6 +12,7 @@ from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW, WHOLE
 from ...core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
 from ..kinds.output import OPERANDS_BY_ROW, Output
+from ..kinds.works import TILE_SLOTS
 from ..softmax_piece import BLOCK
 
 BLOCK_K = 128
@@ -538,7 +539,7 @@ class GemmConfig(Config, Output):
             "kGroups": work.number,
             "kGateColumns": self.block_n // 2 if epilogue.gates_apart else 8,
             "kColumnsOfValue": 1 + epilogue.activates,  # gate and up, or one
-            "kTileSlots": work.tile_slots,
+            "kTileSlots": TILE_SLOTS,
             "kWindowRows": work.window_rows(),
             "kRunWords": work.run_words(self.block_m),
             "kAIsMnMajor": self.majors.a_is_mn,

@@ -79,8 +79,6 @@ class Work(Named):
     """True if tiles are of two products: a ring gets the first product's rows from the rooms of a node's ranks."""
     band: int = 0
     """Tiles along m that the raster takes before it moves on along n; 0: a number that suits the tile's shape."""
-    tile_slots: int = TILE_SLOTS
-    """Tiles that the queue holds."""
     may_split_k: bool = True
     """True if the CTAs of a cluster may split k."""
     takes_fine_scales: bool = False
@@ -104,7 +102,7 @@ class Work(Named):
     def queue_bytes(self, rows_of_tile: int, window_rows: int = WINDOW_ROWS) -> int:
         """Size of `TileQueue` in gemm/work/tile_queue.cuh without alignment; 0 without a queue."""
         words = self.window_rows(window_rows) + self.run_words(rows_of_tile)
-        return self.tile_slots * (TILE_BYTES + 2 * 8) + words * 4 if self.queue else 0
+        return TILE_SLOTS * (TILE_BYTES + 2 * 8) + words * 4 if self.queue else 0
 
 
 DENSE = Work(name="", kernel="dense", source="dense", number=0, decode="one", takes_fine_scales=True)
@@ -133,7 +131,6 @@ TWICE = replace(
     source="rows_twice",
     is_twice=True,
     band=8,
-    tile_slots=2,
     more_bytes=STAGING_BYTES,
 )
 """`ENDS` for two products: the kernel fetches A of the first product, whose result is A of the second."""

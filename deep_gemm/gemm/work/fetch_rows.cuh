@@ -45,23 +45,16 @@ struct Fetch {
   uint8_t* staging;
 
   DEVICE const uint8_t* room_row(uint32_t token) const {
-    return meeting.rooms[token / rooms.max_tokens] + uint64_t{token % rooms.max_tokens} * rooms.row_bytes;
+    return row_of_slot(meeting, token, rooms.max_tokens, rooms.row_bytes);
   }
 
-  // Fetches the next part of a unit; false after the last part.
-  DEVICE bool step(Unit& unit) const {
-    unit.is_begun = unit.is_begun ? go_on(unit) : begin(unit);
-    return unit.is_begun;
-  }
-
-  // Stores the results' addresses. Links answer late, so the first columns are on their way meanwhile.
+  // Stores the results' addresses. Links answer late, so the first columns are on their way meanwhile; false if none are.
   // If another rank did not come in time, it may have changed ids while rows got tokens: then a row's token may be undefined.
   DEVICE bool begin(Unit& unit) const {
     const uint32_t lane = ptx::lane_index();
     unit.token = lane < unit.rows ? static_cast<uint32_t>(ptx::ld_global_i32(rooms.token_of + unit.row + lane)) : 0;
-    const bool is_met = is_whole(meeting);
-    if (!is_met) {
-      if (lane < unit.rows) ptx::st_global_v2_b32(rooms.addresses + unit.row + lane, 0, 0);
+    if (!is_whole(meeting)) {
+      if (lane < unit.rows) store_address(rooms.addresses + unit.row + lane, 0);
       return false;
     }
     unit.staged_row = unit.staged_column = 0;
@@ -86,10 +79,7 @@ struct Fetch {
     if (of_unit >= unit.rows) return;
     for (uint32_t route = ptx::lane_index() % kLanesOfRow; route < rooms.topk; route += kLanesOfRow) {
       if (static_cast<uint32_t>(ptx::ld_global_i32(rooms.row_of + uint64_t{token} * rooms.topk + route)) != row) continue;
-      const uint64_t place = (uint64_t{token % rooms.max_tokens} * rooms.topk + route) * hidden * 2;
-      const uint64_t room = reinterpret_cast<uint64_t>(meeting.rooms[token / rooms.max_tokens]);
-      const uint64_t address = room + rooms.results + place;
-      ptx::st_global_v2_b32(rooms.addresses + row, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
+      store_address(rooms.addresses + row, place_of_result(meeting, token, route, rooms.max_tokens, rooms.topk, hidden, rooms.results));
       if (rooms.weights == nullptr) continue;
       const float weight = ptx::ld_global_f32(room_row(token) + rooms.weights_at + route * 4);
       ptx::st_global_f32(rooms.weights + unit.row_of_ring + of_unit, weight);

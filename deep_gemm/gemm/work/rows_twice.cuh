@@ -151,10 +151,11 @@ DEVICE void leave_zeros(const Params& p) {
 // ---- The tiles of a CTA
 
 struct Tiles {
+  static constexpr uint32_t kLate = kTileSlots - 2;  // two tiles at most are dealt and not taken, so that CTAs end together
   const Params& p;
   WorkStorage& storage;
   uint32_t number = 0;  // tiles that this thread has dealt or taken
-  uint32_t ahead = 0;   // 0: the finding warp deals once a slot of the queue is free; kTileSlots - 1: once all are free
+  uint32_t ahead = kLate;  // slots of the queue, less 1, that are free before the finding warp deals a tile
   Next from = Next::kOfAll, rows_from = Next::kRowsOfAll;
 
   DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
@@ -213,8 +214,8 @@ struct Tiles {
     return ptx::shfl_sync(ptx::lane_index() == 0 ? ptx::atom_add(next, 1) : 0, 0);
   }
 
-  // Claims a tile late, so that CTAs end together, and deals it; false after the last tile. Between both products it deals no
-  // tile until all roles have taken the tiles of the first product.
+  // Claims a tile and deals it; false after the last tile. Between both products it deals no tile until all roles have taken
+  // the tiles of the first product.
   DEVICE bool deal_next() {
     Tile tile;
     if (from != Next::kSecond) {
@@ -222,7 +223,7 @@ struct Tiles {
       else from = Next::kSecond, ahead = kTileSlots - 1;
       return true;
     }
-    ahead = 0, tile.is_second = true;
+    ahead = kLate, tile.is_second = true;
     const bool is_found = find(tile, claim(from));
     if (!is_found) tile = kNoMoreTiles;
     deal(tile);
@@ -252,9 +253,9 @@ struct Tiles {
     Stretches stretches(storage.queue.window);
     FoundTile none{};
     stretches.find(p.groups, 1, ~0u, none);  // counts all blocks
-    const uint32_t blocks = stretches.tiles_before, ring = p.slots - kRasterGroup;
-    if (blocks <= ring) return p.first_ctas;
-    const float first = work_of(p, 1.f) * blocks, second = work_of(p.second, kMixesParts ? 1.22f : 1.f) * (blocks - ring);
+    const float blocks = stretches.tiles_before, behind = p.slots - kRasterGroup;
+    const float first = work_of(p, 1.f) * blocks;
+    const float second = blocks > behind ? work_of(p.second, kMixesParts ? 1.22f : 1.f) * (blocks - behind) : 0;
     const uint32_t wanted = static_cast<uint32_t>(ptx::grid_size() * (first / (first + second)));
     return wanted > p.first_ctas ? p.first_ctas : wanted > 0 ? wanted : 1;
   }
@@ -293,7 +294,9 @@ struct Tiles {
 
   // Fetches the next part of a unit; false after its last part.
   DEVICE bool fetch_part(Unit& unit, uint8_t* staging) const {
-    if (Fetch{p.rooms, p.meeting, p.k, staging}.step(unit)) return true;
+    const Fetch fetch{p.rooms, p.meeting, p.k, staging};
+    unit.is_begun = unit.is_begun ? fetch.go_on(unit) : fetch.begin(unit);
+    if (unit.is_begun) return true;
     ptx::syncwarp();  // all lanes have stored
     if (ptx::lane_index() == 0) {
       ptx::fence_proxy_async_global();
