@@ -107,7 +107,8 @@ def _decoded(
     x = x if w1[1] is not None or x.dtype == torch.bfloat16 else x.to(torch.bfloat16)
     post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
-    if _is_one_kernel(ids.numel(), w1, w2):
+    is_fp8 = w1[1] is not None and not (is_packed(w1) or is_packed(w2))
+    if is_fp8 and activates_in_product(ids.numel(), w1[0].shape[1] // 2):  # one kernel computes both products
         rows_twice.run(node, rows, *cast("tuple[Operand, Operand]", (w1, w2)), limit)
     else:
         _multiply(rows, w1, w2, node, limit)
@@ -115,12 +116,6 @@ def _decoded(
     made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
     gather_weighted.run(results, result_of, topk_weights.contiguous(), made)
     return made if out is None else None
-
-
-def _is_one_kernel(rows: int, w1: Rows, w2: Rows) -> bool:
-    """Tell whether one kernel computes both products: both weights are FP8, and the first product activates."""
-    is_fp8 = w1[1] is not None and not (is_packed(w1) or is_packed(w2))
-    return is_fp8 and activates_in_product(rows, w1[0].shape[1] // 2)
 
 
 def _multiply(rows: ExpertRows, w1: Rows, w2: Rows, node: Node, limit: float | None) -> None:

@@ -79,7 +79,7 @@ struct Scales {
     }
   }
 
-  DEVICE void store(ScaleStorage& to) const {
+  DEVICE void store(const DecodeProduct&, uint32_t, ScaleStorage& to) const {
     const uint32_t thread = ptx::thread_index() % 128, group = ptx::warp_index() / 4;
 #pragma unroll
     for (uint32_t i = 0; i < kRowsPerThread; ++i) {
@@ -180,16 +180,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   const uint32_t row = ptx::warp_index() % 4 * 16 + lane / 4;
   const uint32_t first_b = ptx::smem_address(shared.b) + (warpgroup * 64 + row) * kBlockK;
   const uint32_t first_a = ptx::smem_descriptor_low(ptx::smem_address(shared.a));
-#pragma unroll
-  for (float& x : total) x = 0;
-  Scales scales;
-  if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
-  for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
-    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales
-    scales.store(shared.scales);
-    ptx::bar_sync(1, kNumMathThreads);
-    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);
-    const uint32_t count = work.end_k_block - first < kScaleBlocks ? work.end_k_block - first : kScaleBlocks;
+  multiply_by_turns<Scales, kScaleBlocks>(p, shared, work, total, [&](uint32_t, uint32_t count) {
 #pragma unroll 1
     for (uint32_t i = 0; i < count; i += kSlotBlocks, at = at.next()) {
       const auto row_of = [&](uint32_t block, uint32_t r) { return ptx::ld_shared_v2_b32(&shared.scales.rows[warpgroup][i + block][r]); };
@@ -236,5 +227,5 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
         release(shared.ring, at, lane);
       }
     }
-  }
+  });
 }

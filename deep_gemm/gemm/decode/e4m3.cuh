@@ -34,7 +34,7 @@ struct Scales {
     }
   }
 
-  DEVICE void store(float* scales) const {
+  DEVICE void store(const DecodeProduct&, uint32_t, float* scales) const {
 #pragma unroll
     for (uint32_t i = 0; i < kScalesPerThread; ++i) {
       const uint32_t index = i * kNumMathThreads + ptx::thread_index();
@@ -48,18 +48,9 @@ template <typename Storage>
 DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, RingPosition& at, float (&total)[kAccumulators]) {
   const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;
   const uint32_t a_address = ptx::smem_address(shared.a);
-#pragma unroll
-  for (float& x : total) x = 0;
-  Scales scales;
-  if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
-  for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
-    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales
-    scales.store(shared.scales);
-    ptx::bar_sync(1, kNumMathThreads);
-    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);
-    const uint32_t count = work.end_k_block - first < kScaleBlocks ? work.end_k_block - first : kScaleBlocks;
+  multiply_by_turns<Scales, kScaleBlocks>(p, shared, work, total, [&](uint32_t, uint32_t count) {
     multiply_k_blocks(
         shared.ring, b_address, [&](uint32_t, uint32_t stage) { return a_address + stage * kABytes; }, shared.scales,
         count, at, total);
-  }
+  });
 }

@@ -194,16 +194,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   const uint32_t warpgroup = ptx::warp_index() / 4;
   const uint32_t b_low = ptx::smem_descriptor_low(ptx::smem_address(shared.b) + warpgroup * 64 * kBlockK);
   const uint32_t a_low = ptx::smem_descriptor_low(ptx::smem_address(shared.a));
-#pragma unroll
-  for (float& x : total) x = 0;
-  Scales scales;
-  if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
-  for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
-    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales
-    scales.store(p, first, shared.scales);
-    ptx::bar_sync(1, kNumMathThreads);
-    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);
-    const uint32_t count = work.end_k_block - first < kScaleBlocks ? work.end_k_block - first : kScaleBlocks;
+  multiply_by_turns<Scales, kScaleBlocks>(p, shared, work, total, [&](uint32_t first, uint32_t count) {
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i, at = at.next()) {
       const KBlock k_block = {b_low + at.stage * (kBBytes / 16), a_low + at.stage * (kABytes / 16), p.k - (first + i) * kBlockK,
@@ -214,5 +205,5 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
       for (uint32_t part = 0; part < kNumPartials; ++part) k_block.issue(partials[part], part);
       k_block.promote<0>(total, partials, [&] { release(shared.ring, at, ptx::lane_index()); });
     }
-  }
+  });
 }

@@ -89,6 +89,22 @@ DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& 
   }
 }
 
+// Calls `multiply(first, count)` for each kBlocks of this CTA's k-blocks, when their scales are in shared memory.
+template <typename Scales, uint32_t kBlocks, typename Product, typename Storage, typename Multiply>
+DEVICE void multiply_by_turns(const Product& p, Storage& shared, const Work& work, float (&total)[kAccumulators], const Multiply& multiply) {
+#pragma unroll
+  for (float& x : total) x = 0;
+  Scales scales;
+  if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
+  for (uint32_t first = work.k_block; first < work.end_k_block; first += kBlocks) {
+    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales
+    scales.store(p, first, shared.scales);
+    ptx::bar_sync(1, kNumMathThreads);
+    if (first + kBlocks < work.end_k_block) scales.load(p, work, first + kBlocks);
+    multiply(first, work.end_k_block - first < kBlocks ? work.end_k_block - first : kBlocks);
+  }
+}
+
 // Multiplies totals by scales that are constant along k. A lane has the scales of every 32nd token and its rows of B.
 DEVICE void multiply_by_scales(float (&total)[kAccumulators], const float (&of_tokens)[ceil_div(kBlockTokens, 32)],
                                const float (&of_rows)[2]) {
