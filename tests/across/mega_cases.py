@@ -15,7 +15,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.across import mega_by_peers, rows_twice
+from deep_gemm.across import mega_by_peers
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.meeting import MAX_RANKS
 from deep_gemm.gemm.packed import as_e4m3, is_packed
@@ -24,15 +24,15 @@ from deep_gemm.moe import api as layers
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
 """FP8 values, the values' scales, and the expert and weight of each route."""
 
-FORMS = {"apart": (10**6, MAX_RANKS + 1), "in the product": (1, MAX_RANKS + 1), "by one kernel": (1, 1)}
-"""Forms of products: the fewest rows that a product activates, and the fewest ranks that take one kernel for both."""
+FORMS = {"apart": (10**6, MAX_RANKS + 1), "by one kernel": (1, 1)}
+"""Forms of products: the fewest rows of layers, and the fewest ranks of mega MoE, that take one kernel for both."""
 
 
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute the products of layers and of mega MoE in one of FORMS, for any number of rows and ranks."""
     many_rows, least_ranks = FORMS[form]
     monkeypatch.setattr(layers, "MANY_ROWS", many_rows)
-    monkeypatch.setattr(rows_twice, "LEAST_RANKS", least_ranks)
+    monkeypatch.setattr(mega_by_peers, "LEAST_RANKS", least_ranks)
     monkeypatch.setattr(mega_by_peers, "LEAST_ROWS", 0)
 
 

@@ -31,7 +31,7 @@ from deep_gemm.moe.routing import expert_rows, stack_routes
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
 TWICE = [*ALL[:2], "fp8_gemm_rows", *ALL[-2:]]
-LAUNCHES = {"apart": [*ALL[:4], "cast_rows", *ALL[4:]], "in the product": ALL, "by one kernel": TWICE}
+LAUNCHES = {"apart": [*ALL[:4], "cast_rows", *ALL[4:]], "by one kernel": TWICE}
 Given = tuple[Tensor, Tensor, Tensor]
 
 
@@ -157,7 +157,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     monkeypatch.setitem(globals(), "HIDDEN", 256)
     take(form, monkeypatch)
     node = Node(monkeypatch, world, with_fp4(world * HERE, which))
-    names = LAUNCHES["apart" if "w1" in which or form == "apart" else "in the product"]  # after FP4 a kernel activates
+    names = LAUNCHES["apart"] if "w1" in which or form == "apart" else ALL  # after FP4 a kernel activates
 
     def of_rank(rank: int) -> None:
         layer = node.layer(rank)
@@ -185,7 +185,7 @@ def test_calls_with_bf16_weights_have_the_bits_of_one_process(
     sizes = (world * HERE, 192, HIDDEN), (world * HERE, HIDDEN, 96)
     w1, w2 = (torch.randn(size, generator=g).to(of_weights) / 8 for size in sizes)
     node = Node(monkeypatch, world, (w1, w2))
-    names = LAUNCHES["apart" if form == "apart" else "in the product"]
+    names = LAUNCHES["apart"] if form == "apart" else ALL
     names = ["bf16_gemm" if name == "fp8_gemm_rows" else name for name in names]
 
     def of_rank(rank: int) -> None:

@@ -221,7 +221,7 @@ def test_a_record_launches_what_the_call_itself_does(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, is_fp4: bool, least_ranks: int, least_rows: int, names: list[str]
 ) -> None:
     """One rank takes one kernel from `least_rows` rows of an expert on; the buffer has 64. FP4 has no such kernel."""
-    monkeypatch.setattr(rows_twice, "LEAST_RANKS", least_ranks)
+    monkeypatch.setattr(mega_by_peers, "LEAST_RANKS", least_ranks)
     monkeypatch.setattr(mega_by_peers, "LEAST_ROWS", least_rows)
     node = Node(monkeypatch, 1, model=replace(MODEL, is_fp4=is_fp4))
     buffer, own, y = node.buffer(0), node.own(0), torch.zeros(6, MODEL.hidden, dtype=torch.bfloat16)

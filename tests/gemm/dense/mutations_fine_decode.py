@@ -25,7 +25,7 @@ TRIALS = [
     Trial(HALVES, 23, 136, 1168, 13, words=Words.A | Words.B),
 ]
 
-_FINE = "decode/fine.cuh"
+_FINE, _TILE = "decode/fine.cuh", "decode/tile.cuh"
 _BAR = "    ptx::bar_sync(1, kNumMathThreads);\n"
 _STORE = "    scales.store(p, first, shared.scales);\n"
 
@@ -44,12 +44,12 @@ MUTATIONS = [
     _replace("scales past the last column of k", "return k < end_k ? k : end_k - 1;", "return k;"),
     _replace("scales of any column are read", "work.end_k_block * kBlockK < p.k ? work.end_k_block * kBlockK : p.k", "0u - 1"),
     _replace("scales from the first k-block on", "first_k_block * kBlockK + i * columns", "i * columns"),
-    _replace("scales of an empty range are read", "  if (work.k_block < work.end_k_block) scales.load", "  scales.load", ROWS),
+    Mutation("scales of an empty range are read", _TILE, "  if (work.k_block < work.end_k_block) scales.load", "  scales.load", shows_in=ROWS),
     _replace("scales of rows where those of columns are", "row(index / kTogether % kScalesOfRows)", "row(index % kScalesOfRows)"),
-    _replace("the next scales are not loaded", "if (first + kScaleBlocks < work.end_k_block) scales.load", "if (false) scales.load"),
-    _replace("the next scales are loaded one too far", "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
-    _replace("scales are overwritten while they are read", _BAR[:-1] + "  // all warps have read the previous scales\n", ""),
-    _replace("scales are read before they are there", _STORE + _BAR, _STORE),
+    Mutation("the next scales are not loaded", _TILE, "if (first + kBlocks < work.end_k_block) scales.load", "if (false) scales.load"),
+    Mutation("the next scales are loaded one too far", _TILE, "scales.load(p, work, first + kBlocks)", "scales.load(p, work, first + kBlocks + 1)"),
+    Mutation("scales are overwritten while they are read", _TILE, _BAR[:-1] + "  // all warps have read the previous scales\n", ""),
+    Mutation("scales are read before they are there", _TILE, _STORE + _BAR, _STORE),
     _replace("scales are stored behind the last", "if (Load::kCount % 128 != 0 && load.index >= Load::kCount) break;", ""),
     # Words
     _replace("words of B are loaded as numbers", "if (p.words & kWordsOfB) load_rows<true>(p, work, along_k); else", ""),

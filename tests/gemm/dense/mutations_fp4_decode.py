@@ -26,6 +26,7 @@ TRIALS = [
 ]
 
 _E2M1, _E4M3, _DECODE = "decode/e2m1.cuh", "e4m3_of_e2m1.cuh", "fp8_gemm_decode.cuh"
+_TILE, _STORE = "decode/tile.cuh", "    scales.store(p, first, shared.scales);\n"
 
 MUTATIONS = [
     # Values
@@ -60,9 +61,9 @@ MUTATIONS = [
     Mutation("scales of tokens past the last", _E2M1, "static_cast<uint64_t>(token < p.m ? token : p.m - 1)", "static_cast<uint64_t>(token)"),
     Mutation("scales of every second k-block", _E2M1, "const uint32_t at = k_block(i * 2 + thread / 64);", "const uint32_t at = k_block(i * 2);"),
     Mutation("scales of the first warpgroup's rows", _E2M1, "work.row_n + ptx::warp_index() / 4 * 64 + thread % 64;", "work.row_n + thread % 64;", shows_in=WIDE),
-    Mutation("the next scales are not loaded", _E2M1, "if (first + kScaleBlocks < work.end_k_block) scales.load", "if (false) scales.load"),
-    Mutation("scales are overwritten while they are read", _E2M1, "    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales\n", ""),
-    Mutation("scales are read before they are there", _E2M1, "    scales.store(shared.scales);\n    ptx::bar_sync(1, kNumMathThreads);\n", "    scales.store(shared.scales);\n"),
+    Mutation("the next scales are not loaded", _TILE, "if (first + kBlocks < work.end_k_block) scales.load", "if (false) scales.load"),
+    Mutation("scales are overwritten while they are read", _TILE, "    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales\n", ""),
+    Mutation("scales are read before they are there", _TILE, _STORE + "    ptx::bar_sync(1, kNumMathThreads);\n", _STORE),
     Mutation("the second k-block's scales of tokens are the first's", _E2M1, "shared.scales.tokens[i + 1]", "shared.scales.tokens[i]"),
     # Groups that do not fold
     Mutation("one group's tokens for all", _E2M1, "fragment, a_low + g * 2);", "fragment, a_low);"),

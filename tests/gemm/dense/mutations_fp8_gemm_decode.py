@@ -44,6 +44,7 @@ TRIALS = [
 _DECODE, _TILE, _EXCHANGE, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "decode/tile", "exchange", "ring"))
 _E4M3 = "decode/e4m3.cuh"
 _BAR = "    ptx::bar_sync(1, kNumMathThreads);\n"
+_STORE = "    scales.store(p, first, shared.scales);\n"
 _WAIT_WGMMA = "    ptx::wgmma_wait_group<0>();\n"
 _RELEASE = "    release(ring, at, lane);\n"
 _SYNCWARP = "  ptx::syncwarp();\n"
@@ -83,17 +84,17 @@ MUTATIONS = [
     # Scales and promotion
     Mutation("scales of tokens outside are read", _E4M3, "(token < p.m ? token : p.m - 1)", "(token)"),
     Mutation("scales past the last k-block are read", _E4M3, "first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1", "first_k_block + i"),
-    Mutation("scales of an empty range are read", _E4M3, "  if (work.k_block < work.end_k_block) scales.load", "  scales.load"),
+    Mutation("scales of an empty range are read", _TILE, "  if (work.k_block < work.end_k_block) scales.load", "  scales.load"),
     Mutation("scales of B of the first block", _E4M3, "static_cast<uint64_t>(work.row_n / 128) * p.sfb_stride_n", "0"),
     Mutation("scales of B of one k-block for all", _E4M3, "ptx::shfl_sync(sfb, index / kBlockTokens)", "ptx::shfl_sync(sfb, 0)"),
-    Mutation("scales overwritten while others read them", _E4M3, "    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales\n", ""),
-    Mutation("scales read before all are there", _E4M3, "    scales.store(shared.scales);\n" + _BAR, "    scales.store(shared.scales);\n"),
-    Mutation("the next scales are not loaded", _E4M3, "    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);\n", ""),
-    Mutation("the next scales are loaded one too far", _E4M3, "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
+    Mutation("scales overwritten while others read them", _TILE, "    ptx::bar_sync(1, kNumMathThreads);  // all warps have read the previous scales\n", ""),
+    Mutation("scales read before all are there", _TILE, _STORE + _BAR, _STORE),
+    Mutation("the next scales are not loaded", _TILE, "    if (first + kBlocks < work.end_k_block) scales.load(p, work, first + kBlocks);\n", ""),
+    Mutation("the next scales are loaded one too far", _TILE, "scales.load(p, work, first + kBlocks)", "scales.load(p, work, first + kBlocks + 1)"),
     Mutation("tokens of a pair swapped in the promotion", _TILE, "j % 2 ? scale[j / 4].y : scale[j / 4].x", "j % 2 ? scale[j / 4].x : scale[j / 4].y"),
     Mutation("scales of the rows' neighbours", _TILE, "j % 2 ? scale[j / 4].y", "j / 2 % 2 ? scale[j / 4].y"),
     Mutation("promotion replaces the total", _TILE, "scale[j / 4].x, total[j])", "scale[j / 4].x, 0.f)"),
-    Mutation("totals start as they are", _E4M3, "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
+    Mutation("totals start as they are", _TILE, "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
     Mutation("half of a block's depth", _TILE, "k < kBlockK; k += 32)", "k < kBlockK / 2; k += 32)"),
     Mutation("both warpgroups multiply the same rows", _E4M3, "ptx::warp_index() / 4 * 64 * kBlockK", "0"),
     Mutation("no fence before the product", _TILE, "  ptx::wgmma_fence();\n", ""),
