@@ -4,7 +4,7 @@
     route_rows:         a row for each route to an expert here
     gather_rows:        rooms -> rows of the experts here, and the address of each row's result
     rows_to_addresses:  each row of the second product -> its route's place on the token's rank
-    rows_twice:         on four ranks and from 4096 rows on, in place of gather_rows and both products of FP8 weights
+    rows_twice:         from 4096 rows on, in place of gather_rows and both products of FP8 weights
     meet_ranks, gather_weighted: a token's results, weighted and added up in order of its routes
 
 `Peers` takes addresses from any source; `connect` gets them from torch's symmetric memory.

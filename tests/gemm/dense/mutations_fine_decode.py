@@ -93,7 +93,7 @@ MUTATIONS = [
     _replace("tokens of a pair swapped", "j % 2 ? scales[j / 4].y : scales[j / 4].x", "j % 2 ? scales[j / 4].x : scales[j / 4].y"),
     _replace("rows of a pair swapped", "rows.of[j / 2 % kScalesOfThread]", "rows.of[(j / 2 + 1) % kScalesOfThread]", ROWS),
     _replace("promotion replaces the total", "[kPartOfB], total[j]);", "[kPartOfB], 0.f);"),
-    _replace("totals start as they are", "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
+    Mutation("totals start as they are", _TILE, "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
     _replace("both warpgroups multiply the same rows", "ptx::smem_address(shared.b) + warpgroup * 64 * kBlockK", "ptx::smem_address(shared.b)"),
     # The ring
     _replace("full is not waited for", "      wait_until_loaded(shared.ring, at);\n", ""),
