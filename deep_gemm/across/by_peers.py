@@ -108,7 +108,7 @@ def _decoded(
     post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
     is_fp8 = w1[1] is not None and not (is_packed(w1) or is_packed(w2))
-    if is_fp8 and activates_in_product(ids.numel(), w1[0].shape[1] // 2):  # one kernel computes both products
+    if is_fp8 and activates_in_product(ids.numel(), w1[0].shape[1] // 2):  # the one kernel activates
         rows_twice.run(node, rows, *cast("tuple[Operand, Operand]", (w1, w2)), limit)
     else:
         _multiply(rows, w1, w2, node, limit)

@@ -101,7 +101,7 @@ KERNEL(kNumThreads, kCtasPerSm) gather_rows(GRID_CONSTANT GatherRowsParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may start now and run up to its own wait
-  if (p.addresses != nullptr && !is_whole(p.meeting)) {  // rows are useless, and no room is touched: results go nowhere
+  if (p.addresses != nullptr && !is_whole(p.meeting)) {  // a rank did not come in time: its room is not touched
     const uint32_t thread = ptx::block_index() * kNumThreads + ptx::thread_index();
     for (uint32_t row = thread; row < p.rows; row += ptx::grid_size() * kNumThreads) store_address(p.addresses + row, 0);
     return;

@@ -44,8 +44,8 @@ from .mega_check import MegaProblem, MegaSizes, MegaTensors, mega_problem
 SECONDS = 30.0
 """The time that a GPU waits for another GPU, in seconds."""
 LEAST_RANKS, LEAST_ROWS = 4, 64
-"""One kernel computes both products on this many ranks if each expert may expect this many rows: with even routes, and
-`max_tokens` tokens on each rank. With fewer of either the kernel saves no time (performance_log.md, 2026-11-30)."""
+"""One kernel computes both products from 4 ranks on if each expert may expect 64 rows: with even routes, and with
+`max_tokens` tokens on each rank. On fewer ranks, or with fewer rows, it saves no time (log, 2026-11-30)."""
 
 
 def room_of(sizes: MegaSizes) -> Room:

@@ -43,9 +43,8 @@ SLOTS = 64
 """The most blocks of a ring."""
 LAG = 132
 """Tiles of the first product that all CTAs may claim: one for each SM."""
-OUTPUTS = OUTPUT, OUTPUT_IN_TURN
 SHARE = 0.75
-"""The most of the CTAs that take the first product while it has tiles: results then leave before its end."""
+"""Largest fraction of the CTAs in the first role. The other CTAs send results while the first product runs."""
 
 
 @lru_cache(maxsize=256)
@@ -122,7 +121,8 @@ def start(
 ) -> None:
     """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros.
 
-    `rooms`: the members of `rooms_of`, which say where the rows of the first A are fetched.
+    `share`: the largest fraction of the CTAs in the first role. `rooms`: the members of `rooms_of`, which say where the
+    rows of the first A are fetched.
     """
     slots, least = first.d.shape[0] // BLOCK_M, slots_for(second.d.shape[0], first.groups, 1, config.raster_group)
     if slots < least or slots & (slots - 1):

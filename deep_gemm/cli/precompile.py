@@ -177,9 +177,9 @@ def across_configs(weight: Weight, m: int, ranks: int, gpu: Gpu) -> list[GemmCon
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
         outputs.append(Output(work=ENDS, epilogue=SILU))
-    of_both = rows_twice.OUTPUTS if ranks >= mega_by_peers.LEAST_RANKS else rows_twice.OUTPUTS[:1]
+    of_mega = [rows_twice.OUTPUT_IN_TURN] * (ranks >= mega_by_peers.LEAST_RANKS)
     is_twice = m >= MANY_ROWS and _may_activate(weight)
-    both = [rows_twice.config_for(weight.k, weight.n // 2, each) for each in of_both if is_twice]
+    both = [rows_twice.config_for(weight.k, weight.n // 2, each) for each in [rows_twice.OUTPUT, *of_mega] if is_twice]
     return both + [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 

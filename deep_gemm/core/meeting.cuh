@@ -82,6 +82,7 @@ DEVICE uint64_t place_of_result(const Meeting& m, uint32_t slot, uint32_t route,
   return reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens]) + results + place;
 }
 
+// Stores the address of a row's result; 0 discards the result.
 DEVICE void store_address(uint64_t* to, uint64_t address) {
   ptx::st_global_v2_b32(to, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
 }

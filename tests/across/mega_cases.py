@@ -25,7 +25,10 @@ Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
 """FP8 values, the values' scales, and the expert and weight of each route."""
 
 FORMS = {"apart": (10**6, MAX_RANKS + 1), "by one kernel": (1, 1)}
-"""Forms of products: the fewest rows of layers, and the fewest ranks of mega MoE, that take one kernel for both."""
+"""Forms of products: the fewest rows of layers, and the fewest ranks of mega MoE, for which one kernel computes both.
+
+Weights in BF16 or FP4 take two kernels in both forms; with many rows the first activates BF16.
+"""
 
 
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_products_across_gpus_are_those_of_all_ranks_rows() -> None:
     assert any(config.work.is_twice for config in made if isinstance(config, GemmConfig))
     of_two = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", ep=2, max_tokens=3000, gpu="H200")}
     twice = {each.epilogue.gates_apart for each in of_two if isinstance(each, GemmConfig) and each.work.is_twice}
-    assert twice == {True}, "of both products on two GPUs, for `decode` alone"
+    assert twice == {True}, "on two GPUs `decode` alone takes one kernel"
     fp4 = [job for _, job in precompile.jobs_of_model("deepseek-v4-flash", ep=4, max_tokens=3000, gpu="H200")]
     of_fp8_gemm = [job for job in fp4 if "grouped_contiguous" in job.kernel and "fp4" in job.name]
     assert {job.config.epilogue.has_row_addresses for job in of_fp8_gemm} == {False, True}

@@ -180,7 +180,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   const uint32_t row = ptx::warp_index() % 4 * 16 + lane / 4;
   const uint32_t first_b = ptx::smem_address(shared.b) + (warpgroup * 64 + row) * kBlockK;
   const uint32_t first_a = ptx::smem_descriptor_low(ptx::smem_address(shared.a));
-  multiply_by_turns<Scales, kScaleBlocks>(p, shared, work, total, [&](uint32_t, uint32_t count) {
+  multiply_with_scales<Scales, kScaleBlocks>(p, shared, work, total, [&](uint32_t, uint32_t count) {
 #pragma unroll 1
     for (uint32_t i = 0; i < count; i += kSlotBlocks, at = at.next()) {
       const auto row_of = [&](uint32_t block, uint32_t r) { return ptx::ld_shared_v2_b32(&shared.scales.rows[warpgroup][i + block][r]); };

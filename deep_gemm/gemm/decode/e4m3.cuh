@@ -48,7 +48,7 @@ template <typename Storage>
 DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, RingPosition& at, float (&total)[kAccumulators]) {
   const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;
   const uint32_t a_address = ptx::smem_address(shared.a);
-  multiply_by_turns<Scales, kScaleBlocks>(p, shared, work, total, [&](uint32_t, uint32_t count) {
+  multiply_with_scales<Scales, kScaleBlocks>(p, shared, work, total, [&](uint32_t, uint32_t count) {
     multiply_k_blocks(
         shared.ring, b_address, [&](uint32_t, uint32_t stage) { return a_address + stage * kABytes; }, shared.scales,
         count, at, total);

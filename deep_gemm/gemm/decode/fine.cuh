@@ -194,7 +194,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   const uint32_t warpgroup = ptx::warp_index() / 4;
   const uint32_t b_low = ptx::smem_descriptor_low(ptx::smem_address(shared.b) + warpgroup * 64 * kBlockK);
   const uint32_t a_low = ptx::smem_descriptor_low(ptx::smem_address(shared.a));
-  multiply_by_turns<Scales, kScaleBlocks>(p, shared, work, total, [&](uint32_t first, uint32_t count) {
+  multiply_with_scales<Scales, kScaleBlocks>(p, shared, work, total, [&](uint32_t first, uint32_t count) {
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i, at = at.next()) {
       const KBlock k_block = {b_low + at.stage * (kBBytes / 16), a_low + at.stage * (kABytes / 16), p.k - (first + i) * kBlockK,

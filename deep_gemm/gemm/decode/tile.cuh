@@ -89,9 +89,9 @@ DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& 
   }
 }
 
-// Calls `multiply(first, count)` for each kBlocks of this CTA's k-blocks, when their scales are in shared memory.
+// Calls `multiply(first, count)` for up to kBlocks of this CTA's k-blocks at a time, once their scales are in shared memory.
 template <typename Scales, uint32_t kBlocks, typename Product, typename Storage, typename Multiply>
-DEVICE void multiply_by_turns(const Product& p, Storage& shared, const Work& work, float (&total)[kAccumulators], const Multiply& multiply) {
+DEVICE void multiply_with_scales(const Product& p, Storage& shared, const Work& work, float (&total)[kAccumulators], const Multiply& multiply) {
 #pragma unroll
   for (float& x : total) x = 0;
   Scales scales;

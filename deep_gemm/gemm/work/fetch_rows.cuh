@@ -1,7 +1,7 @@
 // Fetches rows of the first product of work/rows_twice.cuh from the rooms of the ranks into a ring like the ring of the middle.
 //
 //   finding warp       claims kRowsOfUnit rows; while it deals tiles: whole[b - slots] --acquire--> the slot is free
-//                      room --> slot, fence, release --> fetched[b]
+//                      room --> slot, part by part, a tile dealt between two parts; fence, release --> fetched[b]
 //   storing warps      the same before their first tile, for the rows of the first band
 //   loading thread     fetched[b] --acquire, fence--> loads the slot by TMA
 //
@@ -29,27 +29,25 @@ constexpr uint32_t kUnitsOfBand = kRasterGroup * kUnitsOfBlock;
 // Shared memory of a warp's copies in flight: these columns of these rows of a unit.
 constexpr uint32_t kStagedRows = 2, kStagedColumns = 4096, kStagingBytes = kStagedRows * kStagedColumns;
 
-// The rows of a unit: `rows` rows of a block, from `row` on, which are copied to the ring from `row_of_ring` on. While they are
-// fetched, kStagedColumns from `staged_column` on, of kStagedRows from `staged_row` on, are on their way.
+// The rows of a unit: `rows` rows of a block, from `row` on, which are copied to the ring from `row_of_ring` on. They are fetched
+// in parts of kStagedRows x kStagedColumns; the part on its way begins at `staged_row`, `staged_column`.
 struct Unit {
   uint32_t row, rows, row_of_ring, block;
   bool is_begun = false;
   uint32_t token = 0, staged_row = 0, staged_column = 0;  // `token` is of the row of this lane
 };
 
-// Fetches rows in steps; a whole warp calls it. Each lane reads only the bytes of `staging` that it copied there.
+// Fetches rows in parts; a whole warp calls it. Each lane reads only the bytes of `staging` that it copied there.
 struct Fetch {
   const Rooms& rooms;
   const Meeting& meeting;
   uint32_t hidden;
   uint8_t* staging;
 
-  DEVICE const uint8_t* room_row(uint32_t token) const {
-    return row_of_slot(meeting, token, rooms.max_tokens, rooms.row_bytes);
-  }
+  DEVICE const uint8_t* room_row(uint32_t token) const { return row_of_slot(meeting, token, rooms.max_tokens, rooms.row_bytes); }
 
-  // Stores the results' addresses. Links answer late, so the first columns are on their way meanwhile; false if none are.
-  // If another rank did not come in time, it may have changed ids while rows got tokens: then a row's token may be undefined.
+  // Asks for the first part, because links answer late, then stores addresses and copies scales. False if another rank did not come
+  // in time: nothing is fetched then, because it may have changed ids while rows got tokens, so a row's token may be undefined.
   DEVICE bool begin(Unit& unit) const {
     const uint32_t lane = ptx::lane_index();
     unit.token = lane < unit.rows ? static_cast<uint32_t>(ptx::ld_global_i32(rooms.token_of + unit.row + lane)) : 0;
@@ -64,6 +62,7 @@ struct Fetch {
     return true;
   }
 
+  // Stores the part that was asked for, and asks for the next; false after the last part.
   DEVICE bool go_on(Unit& unit) const {
     put(unit);
     unit.staged_column += kStagedColumns;

@@ -151,11 +151,11 @@ DEVICE void leave_zeros(const Params& p) {
 // ---- The tiles of a CTA
 
 struct Tiles {
-  static constexpr uint32_t kLate = kTileSlots - 2;  // two tiles at most are dealt and not taken, so that CTAs end together
+  static constexpr uint32_t kLate = kTileSlots - 2;  // at most two tiles are dealt and not taken, so that CTAs end together
   const Params& p;
   WorkStorage& storage;
   uint32_t number = 0;  // tiles that this thread has dealt or taken
-  uint32_t ahead = kLate;  // slots of the queue, less 1, that are free before the finding warp deals a tile
+  uint32_t ahead = kLate;  // the finding warp deals tile `number` once the queue's slot of `number + ahead` is free
   Next from = Next::kOfAll, rows_from = Next::kRowsOfAll;
 
   DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
@@ -248,7 +248,7 @@ struct Tiles {
     return (ptx::block_index() * of_second + of_first - 1) % ctas >= of_first;
   }
 
-  // So many that the first product ends when the second is a ring behind: more of them would wait for slots.
+  // Counts the CTAs of the first role. The first product then ends a ring less a band ahead; more CTAs would wait for slots.
   DEVICE uint32_t ctas_of_first_role() const {
     Stretches stretches(storage.queue.window);
     FoundTile none{};
@@ -260,7 +260,7 @@ struct Tiles {
     return wanted > p.first_ctas ? p.first_ctas : wanted > 0 ? wanted : 1;
   }
 
-  // The time of a block's tiles, in k-blocks of the first product: 1.4 for the end of a tile. Fitted to products on an H200.
+  // The time of a block's tiles, in k-blocks of the first product: 1.4 for a tile's end, `k_block` (1.22 with parts) for a k-block.
   static DEVICE float work_of(const Product& of, float k_block) {
     return ceil_div(of.n, kBlockN) * (ceil_div(of.k, kBlockK) * k_block + 1.4f);
   }
