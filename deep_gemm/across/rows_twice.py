@@ -121,8 +121,7 @@ def start(
 ) -> None:
     """Launch the kernel for two problems that are `prepared`. `counts`: int32 `[counts_for(...)]`, zeros.
 
-    `share`: the largest fraction of the CTAs in the first role. `rooms`: the members of `rooms_of`, which say where the
-    rows of the first A are fetched.
+    `share`: the largest fraction of the CTAs in the first role. `rooms`: where the first A's rows are (`rooms_of`).
     """
     slots, least = first.d.shape[0] // BLOCK_M, slots_for(second.d.shape[0], first.groups, 1, config.raster_group)
     if slots < least or slots & (slots - 1):

@@ -176,7 +176,7 @@ def across_configs(weight: Weight, m: int, ranks: int, gpu: Gpu) -> list[GemmCon
     elif not weight.is_gated and not weight.has_row_scales:
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
-        outputs.append(Output(work=ENDS, epilogue=SILU))
+        outputs += [Output(work=ENDS, epilogue=SILU)] + [ACTIVATED] * (m >= MANY_ROWS)  # the second for collectives
     of_mega = [rows_twice.OUTPUT_IN_TURN] * (ranks >= mega_by_peers.LEAST_RANKS)
     is_twice = m >= MANY_ROWS and _may_activate(weight)
     both = [rows_twice.config_for(weight.k, weight.n // 2, each) for each in [rows_twice.OUTPUT, *of_mega] if is_twice]

@@ -43,6 +43,7 @@ class RowsTwiceTrial(Trial):
     intermediate: int = 256
     lag: int = 0
     share: float = 0.5
+    """The largest fraction of the CTAs in the first role."""
     slots: int | None = None
     """The most blocks of rows that the ring holds; None: each block has its own slot."""
     late_ctas: int = 0
@@ -171,13 +172,15 @@ class RowsTwiceTrial(Trial):
 
     def rows_of_ring(self) -> torch.Tensor:
         """Return the row of the middle for each row, if each block has its own slot."""
+        if not any(self.sizes):
+            return torch.empty(0, dtype=torch.int64)
         blocks = [min(128, rows - first) for rows in self.sizes for first in range(0, rows, 128)]
         return torch.cat([torch.arange(rows) + 128 * block for block, rows in enumerate(blocks)])
 
     @staticmethod
     def of_tokens(first: Problem, tokens: torch.Tensor) -> Problem:
         """Give rows of the same token the same values."""
-        same = (tokens[:, None] == tokens[None]).int().argmax(dim=1)
+        same = (tokens[:, None] == tokens[None]).int().argmax(dim=1) if len(tokens) else tokens
         a, sfa = first.a.clone(), first.sfa.clone()
         a.view(torch.uint8)[: len(same)] = first.a.view(torch.uint8)[same]
         sfa[: len(same)] = first.sfa[same]

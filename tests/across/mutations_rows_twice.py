@@ -8,6 +8,7 @@ from lab.sim.rows_twice import RowsTwiceTrial
 
 LOW, ODD, HIGH = config_for(256, 256, band=1), config_for(272, 256, band=1), config_for(256, 256, band=3)
 TURN = config_for(256, 256, OUTPUT_IN_TURN, band=1)
+FEW_FIRST = config_for(4096, 128, OUTPUT_IN_TURN, band=1)
 TRIALS = [
     RowsTwiceTrial(LOW, (130, 0, 3, 65), 1, hidden=768, num_sms=3, lag=1),
     RowsTwiceTrial(ODD, (130, 0, 3, 64), 1, hidden=272, num_sms=3, lag=1),
@@ -15,13 +16,15 @@ TRIALS = [
     RowsTwiceTrial(HIGH, (390,), 4, "slow_warps", intermediate=512, num_sms=4, lag=3),
     RowsTwiceTrial(HIGH, (130,), 5, "slow_lanes", num_sms=1, late_ctas=1),
     RowsTwiceTrial(LOW, (300, 70, 0, 129, 1), 6, "slow_warps", hidden=512, num_sms=3, lag=4, slots=1),
-    RowsTwiceTrial(LOW, (1, 300, 0, 70), 7, "slow_lanes", num_sms=4, share=1.0, slots=1),
+    RowsTwiceTrial(LOW, (1, 300, 0, 70), 7, "slow_lanes", intermediate=1024, num_sms=4, share=1.0, slots=1),
     RowsTwiceTrial(LOW, (500, 3), 8, "slow_cta", num_sms=2, share=0.0, slots=1),
     RowsTwiceTrial(LOW, (400,), 3, "slow_warps", hidden=2048, num_sms=8, slots=1),
     RowsTwiceTrial(LOW, (300, 70, 0, 129, 1), 3, hidden=512, num_sms=5, share=1.0, lag=4, slots=1),
     RowsTwiceTrial(HIGH, (1300, 5), 9, num_sms=2, slots=1),
     RowsTwiceTrial(HIGH, (1300, 5), 3, "slow_cta", hidden=512, num_sms=3, lag=4, slots=1),
     RowsTwiceTrial(HIGH, (70, 5), 7, num_sms=2, is_met=False),
+    RowsTwiceTrial(LOW, (0, 0, 0), 7, num_sms=3),
+    RowsTwiceTrial(FEW_FIRST, (400, 3), 1, hidden=4096, intermediate=128, num_sms=2, lag=1, slots=1),
     RowsTwiceTrial(HIGH, (7,), 8, hidden=4352, num_sms=1),
     RowsTwiceTrial(TURN, (130, 65), 9, num_sms=2, limit=0.5),
     RowsTwiceTrial(TURN, (300, 70), 6, "slow_warps", hidden=272, num_sms=3, lag=4, slots=1),
@@ -65,6 +68,7 @@ MUTATIONS = [
     Mutation("one count for both products", _WORK, "static_cast<uint32_t>(of) * p.blocks + block", "block"),
     Mutation("all CTAs are of the first role", _WORK, "return (ptx::block_index() * of_second + of_first - 1) % ctas >= of_first;", "return false;"),
     Mutation("the first CTA is of the second role", _WORK, "return (ptx::block_index() * of_second + of_first - 1) % ctas >= of_first;", "return ptx::block_index() * of_second % ctas < of_second;"),
+    Mutation("no CTA is of the first role", _WORK, "wanted > 0 ? wanted : 1;", "wanted;"),
     Mutation("a CTA whose tiles wait for slots claims tiles of the second product", _WORK, "ahead = kTileSlots - 1;", "ahead = kLate;"),
     Mutation("a tile's place is free before it has its slot", _WORK, _TAKEN, ""),
     Mutation("tiles for all are computed twice", _WORK, "find(tile, p.lag + claim(from))", "find(tile, claim(from))"),

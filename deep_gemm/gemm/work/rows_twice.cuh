@@ -253,9 +253,10 @@ struct Tiles {
     Stretches stretches(storage.queue.window);
     FoundTile none{};
     stretches.find(p.groups, 1, ~0u, none);  // counts all blocks
-    const float blocks = stretches.tiles_before, behind = p.slots - kRasterGroup;
+    const uint32_t blocks = stretches.tiles_before;
+    if (blocks <= p.slots) return p.first_ctas;  // no slot is used again
     const float first = work_of(p, 1.f) * blocks;
-    const float second = blocks > behind ? work_of(p.second, kMixesParts ? 1.22f : 1.f) * (blocks - behind) : 0;
+    const float second = work_of(p.second, kMixesParts ? 1.22f : 1.f) * (blocks + kRasterGroup - p.slots);
     const uint32_t wanted = static_cast<uint32_t>(ptx::grid_size() * (first / (first + second)));
     return wanted > p.first_ctas ? p.first_ctas : wanted > 0 ? wanted : 1;
   }
