@@ -311,7 +311,9 @@ def bf16_gemm(config: Any, p: Launched) -> None:
     assert not p["groups.zeroes_padding"]
     row, group = (8 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
     a, (_, ids) = at(first + config.box_rows_of_a * k * 2, (m, k), BF16), layout_of(config, p)
-    b = at(first_of_b, (p["groups.count"], n, k), BF16, (group, row, 1))
+    is_mn = config.majors.b_is_mn
+    b = at(first_of_b, (p["groups.count"], *((k, n) if is_mn else (n, k))), BF16, (group, row, 1))
+    b = b.mT if is_mn else b
     if config.epilogue.has_row_addresses:
         d = torch.empty(m, n, dtype=BF16)
         product_of_bf16_rows(a, b, d, ids)

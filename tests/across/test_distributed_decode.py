@@ -104,7 +104,7 @@ def counts(*names: str) -> dict[str, int]:
 @pytest.mark.few
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize(("form", "intermediate"), product(FORMS, (144, 256)))
+@pytest.mark.parametrize(("form", "intermediate"), [*product(FORMS, (144, 256))])
 def test_calls_have_the_bits_of_one_process_by_few_records(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, intermediate: int, world: int, types: Any
 ) -> None:
