@@ -25,7 +25,8 @@ Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
 """FP8 values, the values' scales, and the expert and weight of each route."""
 
 FORMS = {"apart": (10**6, MAX_RANKS + 1), "by one kernel": (1, 1)}
-"""Forms of products: the fewest rows of layers, and the fewest ranks of mega MoE, for which one kernel computes both.
+"""Forms of products. Layers with at least the first number of rows, and mega MoE on at least the second number of
+ranks, compute both products by one kernel.
 
 Weights in BF16 or FP4 take two kernels in both forms; with many rows the first activates BF16.
 """
